@@ -23,6 +23,16 @@ from specdec.types import DecodeState, KVCache, PyTree, RecurrentState
 
 Names = tuple[str | None, ...]  # of a leaf's dimensions
 CACHE: Names = ("rows", "key", None, None)
+_STATE_KEYS: Names = ("rows", "state_key", None, None)
+STATE: Names = ("rows", "state", None, None)
+RECURRENT = RecurrentState(  # the same of every leaf
+  state=STATE,
+  inputs=(_STATE_KEYS, _STATE_KEYS, STATE),
+  keys=_STATE_KEYS,
+  values=STATE,
+  decays=STATE[:3],
+  folded=STATE[:1],
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Rules:
     key: KV heads; fewer axes than `query` where there are fewer heads than
       chips: then several chips hold one head, and share its queries.
     mlp: inner columns of the MLP or of every expert.
+    state: heads of recurrent layers, each with a state.
+    state_key: their key heads, as `key`.
   """
 
   rows: tuple[str, ...] = ()
@@ -43,6 +55,8 @@ class Rules:
   query: tuple[str, ...] = ()
   key: tuple[str, ...] = ()
   mlp: tuple[str, ...] = ()
+  state: tuple[str, ...] = ()
+  state_key: tuple[str, ...] = ()
 
   def __post_init__(self):
     if self.query[: len(self.key)] != self.key:
@@ -55,6 +69,16 @@ class Rules:
   def group(self) -> tuple[str, ...]:
     """Of the queries that share a KV head."""
     return self.query[len(self.key) :]
+
+  @property
+  def shared(self) -> tuple[str, ...]:
+    """Of the inner columns of the shared expert."""
+    return self.mlp
+
+  @property
+  def state_head(self) -> tuple[str, ...]:
+    """Of recurrent heads that have one value each."""
+    return self.state
 
   def spec(self, names: Names, leaf: str = "a leaf") -> PartitionSpec:
     """Of a leaf whose dimensions are called so.
@@ -104,24 +128,24 @@ class Placement:
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
   def on_each(
-    self, f: Callable[..., jax.Array], arguments: Sequence[Names], result: Names
-  ) -> Callable[..., jax.Array]:
+    self, f: Callable[..., PyTree], arguments: Sequence[PyTree], result: PyTree
+  ) -> Callable[..., PyTree]:
     """f, run by every device on its own parts of the arguments.
 
     Args:
-      arguments, result: names of the arguments' axes, and of the result's.
+      arguments, result: names of the axes of each leaf of the arguments, the
+        first of which is an array with rows, and of the result's.
     """
 
-    def run(*args: jax.Array) -> jax.Array:
-      specs = [
-        self.rules.spec(self._dividing(names, args[0].shape[0]))
-        for names in (*arguments, result)
-      ]
+    def run(*args: PyTree) -> PyTree:
+      def spec(names):
+        return self.rules.spec(self._dividing(names, args[0].shape[0]))
+
       return jax.shard_map(
         f,
         mesh=self.mesh,
-        in_specs=tuple(specs[:-1]),
-        out_specs=specs[-1],
+        in_specs=tree_map(spec, tuple(arguments)),
+        out_specs=tree_map(spec, result),
         check_vma=False,
       )(*args)
 
@@ -129,7 +153,7 @@ class Placement:
 
   def _dividing(self, names: Names, rows: int) -> Names:
     """The names, but rows that do not divide are not split."""
-    if names[0] == "rows" and rows % self.ways("rows"):
+    if names[:1] == ("rows",) and rows % self.ways("rows"):
       return (None, *names[1:])
     return names
 
@@ -142,6 +166,17 @@ class Placement:
     """Over how many chips an axis of that name is split."""
     axes = getattr(self.rules, name, ())
     return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def tree_map(f: Callable[..., object], names: PyTree, *rest: PyTree) -> PyTree:
+  """jax.tree.map over the Names of leaves, and trees of the same form."""
+
+  def is_names(x) -> bool:
+    return isinstance(x, tuple) and all(
+      name is None or isinstance(name, str) for name in x
+    )
+
+  return jax.tree.map(f, names, *rest, is_leaf=is_names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +266,8 @@ def place(
   """Where a model goes: split `ways` ways, and over rows.
 
   Args:
-    counts: of 'vocab', 'query' and 'key' heads, and 'mlp' columns.
+    counts: of 'vocab', 'query' and 'key' heads, and 'mlp' columns; 'shared',
+      'state' and 'state_key' where there are any.
     ways: chips that share its weights, default all of `model`; 1: every chip
       has all of them.
 
@@ -255,18 +291,21 @@ def place(
     ("vocab", "tokens of the vocabulary"),
     ("query", "query heads"),
     ("mlp", "inner columns of the MLP"),
+    ("shared", "inner columns of the shared expert"),
+    ("state", "recurrent heads"),
   ):
-    if counts[name] % ways:
-      padded = -(-counts[name] // ways) * ways
+    if (count := counts.get(name, 0)) % ways:
+      padded = -(-count // ways) * ways
       raise ValueError(
-        f"{ways} chips do not divide the {counts[name]} {words} of {who}; "
+        f"{ways} chips do not divide the {count} {words} of {who}; "
         f"{padded} would do"
       )
-  if counts["key"] % ways and ways % counts["key"]:
-    raise ValueError(
-      f"{ways} chips and {counts['key']} KV heads of {who}: neither divides "
-      "the other"
-    )
+  for name, words in (("key", "KV"), ("state_key", "recurrent key")):
+    if (count := counts.get(name, 0)) and count % ways and ways % count:
+      raise ValueError(
+        f"{ways} chips and {count} {words} heads of {who}: neither divides "
+        "the other"
+      )
   axes = first(ways)
   rules = Rules(
     rows=("data",),
@@ -274,6 +313,8 @@ def place(
     query=axes,
     key=first(shards(ways, counts["key"])),
     mlp=axes,
+    state=axes,
+    state_key=first(shards(ways, counts.get("state_key", 0))),
   )
   return Placement(mesh, rules)
 
@@ -323,7 +364,11 @@ def places(
   if draft is not None:
     models.append(("the draft", draft, draft_ways or ways))
   parts = [w for _, _, w in models]
-  parts += [shards(w, counts["key"]) for _, counts, w in models]
+  parts += [
+    shards(w, counts.get(name, 0))
+    for _, counts, w in models
+    for name in ("key", "state_key")
+  ]
   device_mesh = make_mesh(**size, parts=parts, devices=devices)
   return Places(
     *(place(device_mesh, counts, w, who) for who, counts, w in models)
@@ -355,8 +400,13 @@ def of_state(
       )
 
     def part(path, x):
-      if isinstance(x, RecurrentState):  # every chip has all heads of its rows
-        return jax.tree.map(lambda _: rows, x)
+      if isinstance(x, RecurrentState):
+        where = jax.tree_util.keystr(path)
+        return tree_map(
+          lambda names, x: place.sharding(names, f"{who}{where}", x.shape),
+          RECURRENT,
+          x,
+        )
       return buffer(path, x)
 
     layers = jax.tree_util.tree_map_with_path(

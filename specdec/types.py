@@ -333,6 +333,7 @@ class StepCost(NamedTuple):
   position_bytes: float = 0.0  # KV read per row and cached position
   position_flops: float = 0.0  # attention, per token and cached position
   written_bytes: float = 0.0  # per row and token, beyond KV that it reads, too
+  row_bytes: float = 0.0  # read per row: recurrent states
   # The same of layers with a sliding window: (positions that a token sees, its
   # own too, position_bytes, position_flops).
   windows: tuple[tuple[int, float, float], ...] = ()

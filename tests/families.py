@@ -1,5 +1,6 @@
 """Recorded models of several families, decoded with any drafter."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -44,7 +45,12 @@ DRAFTERS = {  # (target, draft) -> Drafter
 @functools.cache
 def recorded(name, weights=None):
   form = None if weights is None else weight_formats.parse(weights)
-  return checkpoints.load(PARITY / name, weights=form)
+  loaded = checkpoints.load(PARITY / name, weights=form)
+  if r := loaded.config.recurrence:  # whose slots are full within our texts
+    r = dataclasses.replace(r, num_nodes=8)
+    config = dataclasses.replace(loaded.config, recurrence=r)
+    loaded = dataclasses.replace(loaded, config=config)
+  return loaded
 
 
 def decoded(name, drafter, where=None, weights=None):

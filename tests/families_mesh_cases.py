@@ -17,12 +17,17 @@ def slow(*case):
 
 
 # Mesh, drafter and a model with something that is new to a mesh: norms over
-# heads on several devices, parts of heads, layers without rotation, windows.
+# heads on several devices, parts of heads, layers without rotation, windows,
+# recurrent heads and groups of them, a shared expert.
 CASES = [
   ("olmo2", "early_exit", (2, 4)),
   ("phi3_longrope", "model", (4, 2)),
   ("smollm3", "layer_skip", (2, 4)),
   ("gemma3_images", "lookup", (2, 4)),
+  ("bamba", "tree", (2, 4)),
+  ("qwen3_next", "early_exit", (4, 2)),
+  slow("bamba", "model", (4, 2)),
+  slow("qwen3_next", "tree", (4, 2)),
   slow("gemma3", "published_eagle3", (2, 4)),
   slow("gemma3", "published_mtp", (4, 2)),
   slow("olmo2", "published_eagle3", (4, 2)),

@@ -193,7 +193,8 @@ def test_parameters_are_counted(kind):
   folded = 4 * len(config.recurrence.layers)
   assert config.state_bytes == kept - folded
   [first, *_] = shapes_of.of_config(config).layers
-  assert first.state == config.state_bytes / 2 and not first.kv
+  assert first.state + first.state_keys == config.state_bytes / 2
+  assert not first.kv
 
 
 TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])

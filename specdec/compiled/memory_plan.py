@@ -19,7 +19,7 @@ from specdec.cache import CHUNK
 from specdec.models import cpu_kernels, layouts, params
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
-from specdec.sharding import CACHE, Placement, Places
+from specdec.sharding import CACHE, RECURRENT, STATE, Placement, Places
 from specdec.types import NO_COST, DrafterCost
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
@@ -92,7 +92,11 @@ def cache_bytes(
   """Returns bytes of a KV cache, per device, recurrent states included."""
   rows = _padded(batch, place)
   whole = config.cache_bytes_per_token * rows * slots / _share(CACHE, place)
-  return whole + config.state_bytes * rows / _share(("rows",), place)
+  if r := config.recurrence:
+    states, keys = (len(r.layers) * x for x in r.row_bytes(config.dtype))
+    whole += rows * states / _share(STATE, place)
+    whole += rows * keys / _share(RECURRENT.keys, place)
+  return whole
 
 
 def _padded(batch: int, place: Placement | None) -> int:

@@ -107,16 +107,22 @@ class Recurrence:
     """Values of the state of a row in one layer, float32."""
     return self.num_heads * self.key_dim * self.value_dim
 
-  def slot_bytes(self, dtype: str) -> int:
-    """Returns bytes of the slots of a row in one layer.
+  def row_bytes(self, dtype: str) -> tuple[int, int]:
+    """Returns bytes that one layer keeps for a row: of all heads, their states
+    and slots, and of all key heads, slots.
 
     Args:
       dtype: of activations.
     """
-    one = self.num_key_heads * self.key_dim
-    one += self.num_heads * (self.value_dim + 1)
-    inputs = (self.num_slots + self.kernel - 1) * self.channels
-    return 4 * self.num_slots * one + (4 if dtype == "float32" else 2) * inputs
+    size = 4 if dtype == "float32" else 2
+    inputs = size * (self.num_slots + self.kernel - 1)
+    values = 4 * self.num_slots * (self.value_dim + 1)
+    values += inputs * self.value_dim
+    keys = (4 * self.num_slots + 2 * inputs) * self.key_dim
+    return (
+      4 * self.state_size + self.num_heads * values,
+      self.num_key_heads * keys,
+    )
 
   @property
   def folded_at_once(self) -> int:
@@ -202,12 +208,16 @@ class TransformerConfig:
   @property
   def counts(self) -> dict[str, int]:
     """Sizes of the dimensions that a mesh splits, by sharding.Rules names."""
-    return {
+    counts = {
       "vocab": self.vocab_size,
       "query": self.num_heads,
       "key": self.num_kv_heads,
       "mlp": self.mlp_width,
+      "shared": self.shared_width,
     }
+    if r := self.recurrence:
+      counts |= {"state": r.num_heads, "state_key": r.num_key_heads}
+    return counts
 
   def __post_init__(self):
     check_counts(self, "vocab_size", *SIZES)
@@ -398,7 +408,7 @@ class TransformerConfig:
     if self.recurrence is None:
       return 0
     r = self.recurrence
-    return len(r.layers) * (4 * r.state_size + r.slot_bytes(self.dtype))
+    return len(r.layers) * sum(r.row_bytes(self.dtype))
 
   @property
   def cache_bytes_per_token(self) -> int:

@@ -83,26 +83,23 @@ def layer_axes(
 
 
 def _recurrent_axes(recurrence: Recurrence) -> dict[str, tuple[str, ...]]:
-  """Returns path below a layer -> logical axes of a recurrent sublayer.
-
-  Every device holds all of it.
-  """
+  """Returns path below a layer -> logical axes of a recurrent sublayer."""
   is_delta = recurrence.kind == GATED_DELTA
-  channels = {"q": "state_key", "k": "state_key", "v": "state_value"}
+  channels = {"q": "state_key", "k": "state_key", "v": "state"}
   axes: dict[str, tuple[str, ...]] = {}
   for name, axis in channels.items():
     axes[f"recurrent/{name}/weight"] = (axis, "width")
     axes[f"recurrent/{name}_conv/kernel"] = (axis, "one", "kernel")
     if recurrence.conv_bias:
       axes[f"recurrent/{name}_conv/bias"] = (axis,)
-  axes["recurrent/gate/weight"] = ("state_value", "width")
+  axes["recurrent/gate/weight"] = ("state", "width")
   for name in ("decay", "rate") if is_delta else ("decay",):
     axes[f"recurrent/{name}/weight"] = ("state_head", "width")
   for name in ("decay_bias", "log_decay") + (() if is_delta else ("skip",)):
     axes[f"recurrent/{name}"] = ("state_head",)
-  norm = "state_dim" if is_delta else "state_value"
+  norm = "state_dim" if is_delta else "state"
   axes["recurrent/norm/scale"] = (norm,)
-  axes["recurrent/o/weight"] = ("width", "state_value")
+  axes["recurrent/o/weight"] = ("width", "state")
   return axes
 
 
@@ -147,7 +144,7 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
   if r := config.recurrence:
     sizes |= {
       "state_key": r.num_key_heads * r.key_dim,
-      "state_value": r.num_heads * r.value_dim,
+      "state": r.num_heads * r.value_dim,
       "state_head": r.num_heads,
       "state_dim": r.value_dim,
       "kernel": r.kernel,

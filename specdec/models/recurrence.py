@@ -18,6 +18,7 @@ back. Invariant: the length never falls below `folded` but to 0, which begins
 anew.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -28,6 +29,10 @@ from specdec.models.attention import View
 from specdec.models.attention import view as view_of
 from specdec.models.config import Recurrence
 from specdec.types import Array, RecurrentState
+
+LOOP = "recurrent_folds"  # name of the loop over rows in compiled programs
+# A state gathers the roundings of a whole text.
+_einsum = functools.partial(jnp.einsum, precision="highest")
 
 
 def init(recurrence: Recurrence, batch: int, dtype) -> RecurrentState:
@@ -57,10 +62,10 @@ def init(recurrence: Recurrence, batch: int, dtype) -> RecurrentState:
 
 def inputs(
   layer: RecurrentState | None,
-  new: list[Array],
+  new: tuple[Array, ...],
   view: View,
   recurrence: Recurrence,
-) -> tuple[list[Array], RecurrentState | None]:
+) -> tuple[tuple[Array, ...], RecurrentState | None]:
   """Returns what a causal convolution of each node sees, its ancestors.
 
   Args:
@@ -83,7 +88,7 @@ def inputs(
     raise ValueError("a recurrent layer is trained on whole texts alone")
   if layer is None:
     past = ((0, 0), (0, 0), (kernel - 1, 0), (0, 0))
-    return [_windows(jnp.pad(x, past), kernel) for x in new], None
+    return tuple(_windows(jnp.pad(x, past), kernel) for x in new), None
   if size > recurrence.num_nodes:
     if not is_text:
       raise ValueError(
@@ -96,14 +101,14 @@ def inputs(
       jnp.concatenate([x, y.astype(x.dtype)], axis=2)
       for x, y in zip(layer.inputs, new)
     )
-    return [_windows(x, kernel) for x in parts], layer
+    return tuple(_windows(x, kernel) for x in parts), layer
   layer = _make_room(layer, view.length, size, recurrence)
   used = view.length - layer.folded
   start = kernel - 1 + used + view.first
   layer = layer.replace(
     inputs=tuple(kv.write(x, y, start) for x, y in zip(layer.inputs, new))
   )
-  return [_before(x, used, view, kernel) for x in layer.inputs], layer
+  return tuple(_before(x, used, view, kernel) for x in layer.inputs), layer
 
 
 def _emptied(
@@ -129,7 +134,7 @@ def _state_after(
   """Returns the state after the positions of some slots, in order."""
   total = jnp.cumsum(decays, axis=-1)
   weight = jnp.exp(total[..., -1:] - total)[..., None]  # [B, heads, slots, 1]
-  return jnp.exp(total[..., -1:])[..., None] * state + jnp.einsum(
+  return jnp.exp(total[..., -1:])[..., None] * state + _einsum(
     "bhwv,bhwk->bhvk", weight * values, _spread(keys, values.shape[1])
   )
 
@@ -146,59 +151,59 @@ def _make_room(
 ) -> RecurrentState:
   """Moves old positions into the state, as long as `size` nodes have no room.
 
-  At least as many positions as a call may have nodes stay in slots: so far may
-  a drafter go back.
+  One row at a time, for rows fill their slots at a pace of their own. At least
+  as many positions as a call may have nodes stay in slots: so far may a drafter
+  go back.
 
   Args:
     length: [B] committed positions.
   """
   slots, step = recurrence.num_slots, recurrence.folded_at_once
   over = length - layer.folded + size - slots
-  turns = jnp.max(-(-over // step))
   begins = length < layer.folded  # with another text
+  turns = jnp.where(begins, 1, jnp.maximum(-(-over // step), 0))
 
   def turn(_, layer):
-    full = length - layer.folded + size > slots
-    return _fold(layer, step, full, length < layer.folded)
+    begins = length < layer.folded
+    needs = begins | (length - layer.folded + size > slots)
+    row = jnp.argmax(needs)
+    return _fold(layer, step, row, begins[row])
 
-  return jax.lax.fori_loop(0, jnp.maximum(turns, jnp.any(begins)), turn, layer)
+  with jax.named_scope(LOOP):
+    return jax.lax.fori_loop(0, jnp.sum(turns), turn, layer)
 
 
 def _fold(
-  layer: RecurrentState, count: int, full: Array, begins: Array
+  layer: RecurrentState, count: int, row: Array, begins: Array
 ) -> RecurrentState:
-  """Moves the first slots of some rows into the state.
+  """Moves the first slots of a row into its state.
 
   Args:
     count: slots.
-    full: [B] bool, of which rows.
-    begins: [B] bool, which rows are emptied.
+    row: [].
+    begins: [] bool, whether the row is emptied instead.
   """
-  keys, values, decays = (
-    x[:, :, :count] for x in (layer.keys, layer.values, layer.decays)
-  )
-  state = _state_after(layer.state, keys, values, decays)
-
-  def chosen(new, old):
-    rows = full.reshape(-1, *[1] * (old.ndim - 1))
-    empty = begins.reshape(rows.shape)
-    return jnp.where(empty, 0, jnp.where(rows, new, old))
-
   slots = layer.inputs, layer.keys, layer.values, layer.decays
-  moved = jax.tree.map(
-    lambda x: chosen(x[:, :, count:], x[:, :, :-count]), slots
+  state, folded, *own = jax.tree.map(
+    lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1),
+    (layer.state, layer.folded, *slots),
   )
+  state = _state_after(state, *(x[:, :, :count] for x in own[1:]))
+  moved = jax.tree.map(lambda x: x[:, :, count:], own)
   # All is read before slots are written, so that they are in place.
-  state, moved = jax.lax.optimization_barrier(
-    (chosen(state, layer.state), moved)
+  new = jax.lax.optimization_barrier(
+    jax.tree.map(
+      lambda x: jnp.where(begins, 0, x), (state, folded + count, *moved)
+    )
   )
-  inputs, keys, values, decays = jax.tree.map(
-    lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, axis=2),
-    slots,
-    moved,
+
+  def write(x, new):
+    return jax.lax.dynamic_update_slice(x, new, (row, *[0] * (x.ndim - 1)))
+
+  state, folded, *slots = jax.tree.map(
+    write, (layer.state, layer.folded, *slots), new
   )
-  folded = chosen(layer.folded + count, layer.folded)
-  return RecurrentState(state, inputs, keys, values, decays, folded)
+  return RecurrentState(state, *slots, folded)
 
 
 def _before(buffer: Array, used: Array, view: View, kernel: int) -> Array:
@@ -299,8 +304,8 @@ def run(
 
   def step(layer, nodes):
     y, layer = _over_slots(layer, nodes, view_of(layer.folded, None, 0, size))
-    every = jnp.ones((batch,), bool)
-    return _fold(layer, size, every, ~every), y
+    slots = layer.keys, layer.values, layer.decays
+    return layer.replace(state=_state_after(layer.state, *slots)), y
 
   _, y = jax.lax.scan(step, start, jax.tree.map(in_parts, nodes))
   y = y.swapaxes(0, 1).reshape(batch, -1, heads, dim)
@@ -333,8 +338,8 @@ def _over_slots(
   pair = jnp.concatenate([query, key][: 1 if rate is None else 2], axis=1)
   # [B, heads, T or 2 T, key dim]: one product reads the state for both.
   pair = _spread(pair.swapaxes(1, 2), num_heads)
-  past = jnp.einsum("bhtk,bhvk->bhtv", pair, layer.state)
-  scores = jnp.einsum("bhtk,bhwk->bhtw", pair, _spread(keys, num_heads))
+  past = _einsum("bhtk,bhvk->bhtv", pair, layer.state)
+  scores = _einsum("bhtk,bhwk->bhtw", pair, _spread(keys, num_heads))
   value = value.swapaxes(1, 2)
   if rate is not None:
     rate = rate.swapaxes(1, 2)[..., None]
@@ -342,7 +347,7 @@ def _over_slots(
     new = column - view.slot[:, None]  # [B, W]
     is_new = ((new >= 0) & (new < num_tokens))[:, None, None]
     value -= from_state * past[:, :, num_tokens:]
-    value -= jnp.einsum(
+    value -= _einsum(
       "bhtw,bhwv->bhtv", jnp.where(is_new, 0, weight), layer.values
     )
     value *= rate
@@ -352,7 +357,7 @@ def _over_slots(
       value = _solve(rate * among, value)
   values = kv.write(layer.values, value, view.slot)
   y = from_state * past[:, :, :num_tokens]
-  y += jnp.einsum("bhtw,bhwv->bhtv", factor * scores[:, :, :num_tokens], values)
+  y += _einsum("bhtw,bhwv->bhtv", factor * scores[:, :, :num_tokens], values)
   layer = layer.replace(keys=keys, values=values, decays=decays)
   # The next call may write in place, since all was read.
   return jax.lax.optimization_barrier((y.swapaxes(1, 2), layer))

@@ -1,24 +1,31 @@
 """The recurrent sublayer of a decoder layer; its algorithm is recurrence.py."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from specdec import sharding
 from specdec.models import recurrence
 from specdec.models.attention import View
 from specdec.models.config import GATED_DELTA, TransformerConfig
 from specdec.models.linear import Linear, linear
-from specdec.types import RecurrentState
+from specdec.types import PyTree, RecurrentState
+
+_KEYS, _HEADS = ("rows", None, "state_key"), ("rows", None, "state")
 
 
 class Recurrent(nn.Module):
   """Gated delta rule or Mamba-2 in the place of attention (recurrence.py).
 
-  Call arguments: x [B, T, M]; layer, what the cache keeps, or None; view, of
-  the nodes.
+  On a mesh every device has heads and rows of its own, and the recurrence needs
+  no others. Call arguments: x [B, T, M]; layer, what the cache keeps, or None;
+  view, of the nodes.
   """
 
   config: TransformerConfig
+  place: Callable[..., jax.Array] = sharding.anywhere
 
   @nn.compact
   def __call__(self, x, layer: RecurrentState | None, view: View):
@@ -50,11 +57,13 @@ class Recurrent(nn.Module):
     step = jax.nn.softplus(decay.astype(jnp.float32) + per_head("decay_bias"))
     decay = -jnp.exp(per_head("log_decay")) * step  # [B, T, heads]
 
-    mixed = [
+    mixed = tuple(
       y.reshape(*y.shape[:2], *shape).swapaxes(1, 2)
       for y, shape in zip(mixed, parts.values())
-    ]
-    seen, ready = recurrence.inputs(layer, mixed, view, r)
+    )
+    names = sharding.RECURRENT.inputs
+    inputs = self.on_each(recurrence.inputs, view, layer is not None)
+    seen, ready = inputs(layer, mixed, names, names)
     query, key, value = (
       ShortConvolution(r.kernel, r.conv_bias, name=f"{name}_conv")(
         part, x.dtype
@@ -68,12 +77,50 @@ class Recurrent(nn.Module):
     else:
       into_state = step[..., None] * value
     nodes = recurrence.Nodes(query, key, into_state, decay, rate)
-    y, after = recurrence.run(ready, nodes, view, r)
+    names = recurrence.Nodes(
+      _KEYS, _KEYS, _HEADS, _HEADS, None if rate is None else _HEADS
+    )
+    is_kept = layer is not None and x.shape[1] <= r.num_nodes
+    run = self.on_each(recurrence.run, view, is_kept)
+    y, after = run(ready, nodes, names, _HEADS)
     if not is_delta:
       y += per_head("skip", nn.initializers.ones)[..., None] * value
     groups = None if is_delta else r.num_key_heads
     y = GatedNorm(c.norm_epsilon, groups, name="norm")(y, gate, x.dtype)
-    return Linear(c.width, name="o")(y), layer if after is None else after
+    y = self.place(y, *_HEADS)
+    return Linear(c.width, name="o")(y), after if is_kept else layer
+
+  def on_each(self, f: Callable, view: View, is_kept: bool) -> Callable:
+    """Returns recurrence.inputs or run, by every device on its own part.
+
+    Args:
+      is_kept: it returns a layer.
+
+    Returns:
+      (layer, new, names of the axes of `new`, names of the result's) -> result,
+      layer.
+    """
+    tree = {"depth": view.depth}
+    if view.ancestors is not None:
+      tree["ancestors"] = view.ancestors
+    own = {
+      name: ("rows",) if len(x) == len(view.length) else ()
+      for name, x in tree.items()
+    }
+
+    def on_part(length, tree, layer, new):
+      where = view._replace(length=length, **tree)
+      return f(layer, new, where, self.config.recurrence)
+
+    def run(layer, new: PyTree, names: PyTree, result: PyTree):
+      kept = None if layer is None else sharding.RECURRENT
+      after = sharding.RECURRENT if is_kept else None
+      mapped = self.place.on_each(
+        on_part, (("rows",), own, kept, names), (result, after)
+      )
+      return mapped(view.length, tree, layer, new)
+
+    return run
 
 
 class ShortConvolution(nn.Module):

@@ -243,7 +243,7 @@ class Layer(nn.Module):
     if self.has_attention:
       y = norm(name="attention_norm")(x) if c.pre_norms else x
       if self.recurrent:
-        y, layer = Recurrent(c, name="recurrent")(y, layer, view)
+        y, layer = Recurrent(c, self.place, name="recurrent")(y, layer, view)
       else:
         attention = Attention(c, self.place, name="attention")
         y, layer = attention(y, layer, angles, view)
@@ -268,7 +268,7 @@ class Layer(nn.Module):
     c = self.config
     if not c.shared_width:
       return 0.0
-    y = MLP(c, inner=c.shared_width, name="shared")(x)
+    y = MLP(c, self.place, c.shared_width, name="shared")(x)
     if c.shared_gate:
       y *= jax.nn.sigmoid(Linear(1, name="shared_gate")(x))
     return y
@@ -431,10 +431,15 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     with_attention = iter(
       jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     )
+
+    def recurrent():
+      layer = recurrence.init(config.recurrence, batch, dtype)
+      return sharding.tree_map(
+        lambda names, x: place(x, *names), sharding.RECURRENT, layer
+      )
+
     layers = (
-      recurrence.init(config.recurrence, batch, dtype)
-      if config.is_recurrent(i)
-      else next(with_attention)
+      recurrent() if config.is_recurrent(i) else next(with_attention)
       for i in range(config.num_layers)
     )
     return cache.replace(layers=tuple(layers))

@@ -199,14 +199,17 @@ class Deployment:
     A KV head is never split: with more ways than heads chips hold copies.
     """
     rows = math.ceil(batch / self.replicas)
-    values = sum(
-      count
-      * (context * layer.kv + self.source * layer.source_kv)
-      / min(self.ways, layer.kv_heads)
-      for layer, count in self.shape.counted(0, len(self.shape.layers))
-    )
-    states = sum(layer.state for layer in self.shape.layers)
+    values = states = 0.0
+    for layer, count in self.shape.counted(0, len(self.shape.layers)):
+      cached = context * layer.kv + self.source * layer.source_kv
+      values += count * cached / min(self.ways, layer.kv_heads)
+      states += count * self._state_bytes(layer)
     return rows * (values * BYTES[self.kv] + states)
+
+  def _state_bytes(self, layer: shapes.Layer) -> float:
+    """Returns bytes per chip that a recurrent layer keeps for a row."""
+    keys = layer.state_keys / min(self.ways, layer.kv_heads)
+    return layer.state / self.ways + keys
 
   def cost(self, batch: float, tokens: float, context: float) -> Cost:
     """Prices one pass of the layers.
@@ -252,8 +255,9 @@ class Deployment:
   def _attention(self, rows, tokens, context) -> list[Term]:
     """Counts KV read and written, and the FLOPs of attention.
 
-    Of recurrent layers, which every chip holds whole, what they keep is read; a
-    state is written every few positions, which is left out.
+    What recurrent layers keep for a row is read in every pass, and once more
+    when slots enter the state, which is then written: as often as where a pass
+    commits one token.
     """
     size = BYTES[self.kv]
     read = written = flops = 0.0
@@ -267,8 +271,11 @@ class Deployment:
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
-      read += count * rows * layer.state / size
-      flops += count * rows * tokens * layer.state  # twice four bytes a FLOP
+      kept = count * rows * self._state_bytes(layer) / size
+      read += kept * (1 + layer.fold_rate)
+      written += kept * layer.fold_rate
+      # Twice a multiply-add for each value of four bytes.
+      flops += size * kept * tokens
     return [
       Term("KV read", bytes=size * read, flops=flops),
       Term("KV written", bytes=size * written),
@@ -370,9 +377,8 @@ def pass_bound(
   shape = shapes.of_config(config)
   if r := config.recurrence:
     # Of the slots a pass may need few.
-    layers = (
-      x._replace(state=4 * r.state_size if x.state else 0) for x in shape.layers
-    )
+    least = {"state": 4 * r.state_size, "state_keys": 0, "fold_rate": 0.0}
+    layers = (x._replace(**least) if x.state else x for x in shape.layers)
     shape = dataclasses.replace(shape, layers=tuple(layers))
   deployment = Deployment(
     shape,

@@ -143,7 +143,7 @@ def _attention(shape: Shape, size: float) -> dict[str, object]:
   return {
     "position_bytes": size * sum(layer.kv for layer in full),
     "position_flops": 2 * sum(layer.score for layer in full),
-    "written_bytes": _state_bytes(shape),
+    "row_bytes": _state_bytes(shape),
     "windows": tuple(
       (layer.window, size * layer.kv, 2 * layer.score)
       for layer in shape.layers
@@ -154,7 +154,7 @@ def _attention(shape: Shape, size: float) -> dict[str, object]:
 
 def _state_bytes(shape: Shape) -> float:
   """Returns bytes that recurrent layers keep for a row."""
-  return sum(layer.state for layer in shape.layers)
+  return sum(layer.state + layer.state_keys for layer in shape.layers)
 
 
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:

@@ -220,7 +220,7 @@ def step_cost(
   """
   rows = math.ceil(batch / target.replicas)
   m, n = rows * tokens, rows * (tokens if projected is None else projected)
-  read = attention = 0.0
+  attention, read = 0.0, rows * step.row_bytes
   written = m * step.written_bytes
   everything = math.inf, step.position_bytes, step.position_flops
   for window, size, flops in (everything, *step.windows):

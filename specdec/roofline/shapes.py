@@ -29,9 +29,11 @@ class Layer(NamedTuple):
   per_token: int = 0  # experts routed to per token
   source_kv: int = 0  # kv of cross-attention
   source_score: int = 0  # score of cross-attention
-  # Bytes that every pass reads per row: a recurrent layer's state, and the
-  # positions that are not in it yet.
+  # Bytes that a recurrent layer keeps per row, and every pass reads: states and
+  # slots of its heads, slots of its key heads (as many as kv_heads).
   state: int = 0
+  state_keys: int = 0
+  fold_rate: float = 0.0  # times a token that a row's slots enter its state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +104,16 @@ def of_config(
     )
     for i, window in enumerate(c.windows or (None,) * c.num_layers)
   ]
-  for i in c.recurrence.layers if c.recurrence else ():
-    layers[i] = layers[i]._replace(
-      **_NO_CACHE,
-      kv_heads=1,
-      state=c.state_bytes // len(c.recurrence.layers),
-    )
+  if r := c.recurrence:
+    state, state_keys = r.row_bytes(c.dtype)
+    for i in r.layers:
+      layers[i] = layers[i]._replace(
+        **_NO_CACHE,
+        kv_heads=r.num_key_heads,
+        state=state,
+        state_keys=state_keys,
+        fold_rate=1 / r.folded_at_once,
+      )
   if skip is not None:
     layers = _without(layers, skip, c.num_experts * c.width or mlp)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
@@ -126,7 +132,7 @@ def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
   kept = []
   for i, layer in enumerate(layers):
     if i in skip.attention:
-      without = _NO_CACHE | {"window": None, "state": 0}
+      without = _NO_CACHE | {"window": None, "state": 0, "state_keys": 0}
       layer = layer._replace(weights=mlp, **without)
     if i in skip.mlp:
       rest = layer.weights - mlp
@@ -201,6 +207,7 @@ def scaled(shape: Shape, share: float) -> Shape:
       source_kv=round(layer.source_kv * by),
       source_score=round(layer.source_score * by),
       state=round(layer.state * by),
+      state_keys=round(layer.state_keys * by),
     )
     for layer in shape.layers[:depth]
   )
