@@ -58,14 +58,14 @@ def test_functions_are_found_in_files_and_modules(tmp_path):
   file = tmp_path / "mine.py"
   file.write_text("count = 0\ndef double(x, scale=2):\n  return scale * x\n")
   call = calls.parse(f"{file}:double(3)")
-  function = calls.find(call, {})
+  function = calls.find(call, {}, "drafter")
   assert calls.invoke(call, function, {"scale": 5, "other": 1}) == 15
   call = calls.parse(f"{file}:double(3, scale=1)")
-  assert calls.find(call, {}) is function  # imported once
+  assert calls.find(call, {}, "drafter") is function  # imported once
   assert calls.invoke(call, function, {"other": 5}) == 3
   with pytest.raises(ValueError, match="scale is not an argument of a call"):
     calls.invoke(call, function, {"scale": 5})
-  assert calls.find(calls.parse("math:sqrt"), {})(4) == 2
+  assert calls.find(calls.parse("math:sqrt"), {}, "drafter")(4) == 2
   for text, complaint in (
     (f"{file}:dubble", "did you mean 'double'|double"),
     (f"{tmp_path}/no.py:f", "there is no file"),
@@ -73,7 +73,7 @@ def test_functions_are_found_in_files_and_modules(tmp_path):
     ("nonsense", "known|lookup"),
   ):
     with pytest.raises(ValueError, match=complaint):
-      calls.find(calls.parse(text), {"lookup": len})
+      calls.find(calls.parse(text), {"lookup": len}, "drafter")
   for text in (f"{file}:double()", f"{file}:double(1, 2, 3)",
                f"{file}:double(1, y=2)"):  # fmt: skip
     with pytest.raises(ValueError, match=r"it is double\(x"):

@@ -78,6 +78,9 @@ class TestCurves:
       (folder / name).unlink()
     with pytest.raises(ValueError, match=complaint):
       training_runs.read_curve(folder)
+    whole = write_drafter_run(tmp_path / "two")
+    curves, [why] = training_runs.read_curves([folder, whole])
+    assert [x.name for x in curves] == ["two"] and complaint in why
 
 
 def write_joint_run(folder, kind, seed, loss, passes=None, **changes):

@@ -8,7 +8,7 @@ import pytest
 
 import programs
 from specdec.cli import app
-from specdec.report import html
+from specdec.report import html, tables
 from specdec.types import ACCEPTED
 from specdec.utils import terminal
 
@@ -132,3 +132,17 @@ def test_programs_print_by_report_or_a_painter():
     if call.args and not ast.unparse(call.args[0]).startswith("painter.")
   ]
   assert raw == []
+
+
+@pytest.mark.parametrize("distance, is_wrong", [(1e-6, False), (0.1, True)])
+def test_a_rule_that_only_calls_itself_lossless_is_named(distance, is_wrong):
+  comparison = dict(rule="half", lossless=True, distance=distance)
+  text = tables.of_rules(
+    [{"comparison": comparison}],
+    {},
+    None,
+    [],
+    lambda runs, columns: columns["distribution"](runs[0]),
+  )
+  assert ("NOT exact, TV 0.100" in text) == is_wrong
+  assert ("warning: half calls itself lossless" in text) == is_wrong

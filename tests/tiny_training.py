@@ -69,8 +69,16 @@ class Killed(BaseException):
   """Stands for a kill: nothing catches it."""
 
 
-def train(folder, weights, objective, kill_at=None, batches=None, **options):
-  """Runs the loop; it is killed before step `kill_at`, counted from 0.
+def train(
+  folder,
+  weights,
+  objective,
+  kill_at=None,
+  batches=None,
+  killed=Killed,
+  **options,
+):
+  """Runs the loop; `killed` is raised before step `kill_at`, counted from 0.
 
   Returns:
     The weights, and those that were exported, by name.
@@ -80,7 +88,7 @@ def train(folder, weights, objective, kill_at=None, batches=None, **options):
 
   def batch(step, size):
     if step == kill_at:
-      raise Killed
+      raise killed
     return serve(step, size)
 
   batches.batch = batch

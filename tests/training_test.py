@@ -183,6 +183,15 @@ class TestRun:
     assert_equal(weights, whole[0])
     assert_equal(exported["last"], whole[1]["last"])
 
+  def test_ctrl_c_saves_the_step_before(self, tmp_path, whole):
+    options = dict(killed=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+      tiny_training.train(tmp_path, params(), LANGUAGE_MODEL, 7, **options)
+    steps = {int(x.name) for x in (tmp_path / "checkpoints").iterdir()}
+    assert max(steps) == 7 and 7 % tiny_training.OPTIONS.save_every
+    weights, _ = train(tmp_path)
+    assert_equal(weights, whole[0])
+
   def test_exports_the_best(self, whole):
     held_out = [x["loss"] for x in whole[2] if x["kind"] == "held_out"]
     assert len(held_out) == 3 and held_out[-1] == min(held_out)

@@ -103,7 +103,9 @@ def check(setup: Setup) -> None:
       "calibration prices rounds of one drafter, and of "
       f"{setup.drafter} each round may be of either; give a number for k"
     )
-  taken = inspect.signature(calls.find(call, catalog.DRAFTERS)).parameters
+  taken = inspect.signature(
+    calls.find(call, catalog.DRAFTERS, "drafter")
+  ).parameters
   if call.place is not None and not {"k", "shape"} & {*taken}:
     raise ValueError(f"{call} takes neither k nor shape: there is no k to fit")
   decides = call is setup.call_of("suffix")

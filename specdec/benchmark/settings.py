@@ -49,11 +49,13 @@ class Settings:
       scale for at most so many inputs, or quantized(int4, group=32),
       suffix(corpus=FILE, min_match=1, factor=1, min_prob=0.1), which copies
       what mostly followed, here and in the texts of --save_corpus; recycling,
-      which drafts what the target last thought likely; head(FILE) or
-      head(NAME), trained ones, also head(NAME, weights=int8). Two with |
-      between them: the second, a head, drafts where the first has no draft:
-      'lookup(k=4) | head(FILE)'. Default lookup, for a shipped target its
-      draft.
+      which drafts what the target last thought likely; head(FILE),
+      head(FOLDER) or head(NAME), trained ones, ours or in a format of others,
+      also head(NAME, weights=int8), or by their kind, as eagle3(FOLDER);
+      block(FILE), one in rows of at most its levels; pard(NAME), a model taught
+      to draft from masks; none. Two with | between them: the second, a head,
+      drafts where the first has no draft: 'lookup(k=4) | head(FILE)'. Default
+      lookup, for a shipped target its draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
       coupled: token for token the text of autoregressive sampling with this
       seed. rejection: the same distribution, other noise, accepts sampled
@@ -66,7 +68,8 @@ class Settings:
       relaxed(top=10, margin=0.6).
       synthetic(0.8) accepts at that rate whatever was drafted, and
       synthetic(length=3.2) at vLLM's rates for that mean acceptance length, 1
-      to k + 1, to study speed; the text is meaningless.
+      to k + 1, to study speed; the text is meaningless. A rule of your own is
+      taken at its word: specdec.testing.check_rule proves it.
     shape: A call. chain: k tokens in a row. chains(3): so many chains of k
       tokens; chains(3, shared=1): they share the first. optimal(12, [0.6,
       0.2]): the static tree of 12 draft tokens, at most k deep, that keeps
@@ -188,7 +191,7 @@ class Settings:
     if calls_with_k and len(self.drafter_calls) == 1:
       raise ValueError(
         f"{self.drafter}: k within a call is for the first of two drafters; "
-        "give the setting k"
+        "give it apart, as --k=4"
       )
     if self._shape_call.name == "paths" and self.k not in (None, self._depth):
       raise ValueError(
@@ -214,7 +217,7 @@ class Settings:
         f"k + 1 = {self.levels + 1}"
       )
     for number, call in enumerate(self.drafter_calls):
-      constructor = calls.find(call, DRAFTERS)
+      constructor = calls.find(call, DRAFTERS, "drafter")
       call, context = self._context(call, None, number, leading)
       leading = context["shape"].spec.max_depth
       if call.place is not None:
@@ -274,7 +277,7 @@ class Settings:
   def rule_arguments(self) -> dict[str, Any]:
     """The arguments of the acceptance rule's call, by name."""
     call = self._rule_call
-    bound = calls.bind(call, calls.find(call, RULES), {})
+    bound = calls.bind(call, calls.find(call, RULES, "acceptance rule"), {})
     bound.apply_defaults()
     return dict(bound.arguments)
 
@@ -342,7 +345,7 @@ class Settings:
   def make_rule(self) -> AcceptanceRule:
     """Builds the acceptance rule."""
     call = self._rule_call
-    rule = calls.invoke(call, calls.find(call, RULES), {})
+    rule = calls.invoke(call, calls.find(call, RULES, "acceptance rule"), {})
     if not isinstance(rule, AcceptanceRule):
       raise ValueError(
         f"{call} returned {type(rule).__name__}; it must be an AcceptanceRule"
@@ -362,7 +365,7 @@ class Settings:
     elif self.temperature == 0:
       siblings = "deterministic"  # there is but one token to draw
     context = {"k": self.levels, "siblings": siblings}
-    return calls.invoke(call, calls.find(call, SHAPES), context)
+    return calls.invoke(call, calls.find(call, SHAPES, "draft shape"), context)
 
   def _context(
     self, call: Call, target: Target | None, number: int, leading: int

@@ -287,7 +287,7 @@ class Setup(Settings):
     for number, call in enumerate(self.drafter_calls):
       leading = built[-1].drafter.spec.max_depth if built else 0
       bare, context = self._context(call, target, number, leading)
-      constructor = calls.find(call, DRAFTERS)
+      constructor = calls.find(call, DRAFTERS, "drafter")
       result = calls.invoke(bare, constructor, context)
       alone = isinstance(result, Drafter) or not isinstance(
         result, list | tuple

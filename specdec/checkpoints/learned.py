@@ -34,6 +34,8 @@ from specdec.utils.spelling import naming
 
 SUFFIX = ".safetensors"
 _IDS, _STORED = "vocabulary", "bfloat16"
+# Files of drafters that programs write into a folder.
+_OWN = "drafter.safetensors", "best.safetensors", "last.safetensors"
 _SAMPLE = 256  # values of each tensor that enter a fingerprint
 
 
@@ -239,6 +241,9 @@ def load(
 
 def _load_folder(folder: Path, target: Checkpoint) -> Learned:
   """Reads a drafter in somebody else's format."""
+  own = [x for x in _OWN if (folder / x).is_file()]
+  if own and not (folder / "config.json").is_file():
+    raise ValueError(f"{folder} holds drafters of ours: name {folder / own[0]}")
   own = tokenizer.from_directory(folder)
   tokens = target.config.vocab_size
   with naming(str(folder)):

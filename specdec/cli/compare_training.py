@@ -7,8 +7,9 @@
     --model=stdlib-1m --data=corpus/train --held_out=corpus/held_out
 
 --show=curves takes folders of drafters, or patterns of them; unfinished runs
-may be among them. Tokens are counted from a run's own beginning, also where it
-started from another's weights. A line for each, after its last evaluation:
+may be among them, and what is no drafter's run is left out. Tokens are counted
+from a run's own beginning, also where it started from another's weights. A line
+for each, after its last evaluation:
 
   kept           acceptance probability of a draft token drawn at temperature 1,
                  with held-out text as prefix, averaged over levels
@@ -47,6 +48,8 @@ beat, in nats a token and in bits a byte. Models see the text in pieces of
 sees all of it at once.
 """
 
+import sys
+
 from specdec.benchmark import provenance, results
 from specdec.cli import app, setup_flags
 from specdec.report import training, training_runs
@@ -73,7 +76,9 @@ def define(flags: app.Flags) -> None:
 
 def show_curves(options: app.Options) -> None:
   folders = app.named_folders(options.arguments)
-  curves = [training_runs.read_curve(folder) for folder in folders]
+  curves, others = training_runs.read_curves(folders)
+  for why in others:
+    terminal.report(f"left out: {why}", file=sys.stderr)
   terminal.report(training.curve_table(curves))
   if options.picture:
     title = options.title or f"Held-out acceptance of {len(curves)} drafters"

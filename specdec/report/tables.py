@@ -190,6 +190,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
   return listed(lines, columns) + warnings
 
 
+ROUNDING = 1e-4  # total variation that rules may have from rounding alone
 # Labels of sibling kinds.
 CHILDREN = {
   "none": "drawn",
@@ -222,6 +223,20 @@ def of_rules(
   if any("optimum_on_tables" in run["comparison"] for run in runs):
     columns["of optimum"] = lambda run: _of_optimum(**run["comparison"])
   lines = [listed(runs, columns)]
+  wrong = {
+    run["comparison"]["rule"]
+    for run in runs
+    if run["comparison"]["lossless"]
+    and (run["comparison"].get("distance") or 0) > ROUNDING
+  }
+  caveats = [
+    *caveats,
+    *(
+      f"{rule} calls itself lossless, and its text is not the target's: "
+      "specdec.testing.check_rule shows where"
+      for rule in sorted(wrong)
+    ),
+  ]
   lines += [f"  warning: {caveat}" for caveat in caveats]
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
 
@@ -229,7 +244,10 @@ def of_rules(
 def _distribution(
   lossless: bool, distance: float | None = None, **comparison
 ) -> str:
-  if lossless:  # a rule that shares the target's noise has no distance
+  # Of a rule that shares the target's noise there is no distance.
+  if lossless and (distance or 0) > ROUNDING:
+    return f"NOT exact, TV {distance:.3f}"
+  if lossless:
     return f"exact to {distance:.0e}" if distance else "exact"
   return f"lossy, TV {distance:.3f}"
 

@@ -53,6 +53,27 @@ class Curve:
     return self.tokens_per_pass[-1] - float(before)
 
 
+class NoCurve(ValueError):
+  """Says why a folder has no learning curve."""
+
+
+def read_curves(folders: Sequence[Path]) -> tuple[list[Curve], list[str]]:
+  """Reads the runs of drafters among folders, and says why others are none.
+
+  Raises:
+    NoCurve: none of them is one.
+  """
+  curves, others = [], []
+  for folder in folders:
+    try:
+      curves.append(read_curve(folder))
+    except NoCurve as error:
+      others.append(str(error))
+  if not curves:
+    raise NoCurve("; ".join(others))
+  return curves, others
+
+
 def read_curve(folder: Path) -> Curve:
   """Reads a drafter's run of train.py, finished or not, with an evaluation."""
   try:
@@ -60,12 +81,12 @@ def read_curve(folder: Path) -> Curve:
     options, decoding = settings["options"], settings["decoding"]
     tokens_per_step = options["batch"] * options["sequence"]
   except (OSError, KeyError, TypeError, ValueError) as error:
-    raise ValueError(f"{folder} is not a run of a drafter") from error
+    raise NoCurve(f"{folder} is not a run of a drafter") from error
   held_out = {x["step"]: x for x in entries if x["kind"] == "held_out"}
   decoded = {x["step"]: x for x in entries if x["kind"] == "decoding"}
   steps = sorted(held_out.keys() & decoded.keys())
   if not steps:
-    raise ValueError(f"{folder} has no evaluation yet")
+    raise NoCurve(f"{folder} has no evaluation yet")
 
   levels = [
     [x for name, x in held_out[step].items() if name.startswith("acceptance")]

@@ -61,7 +61,8 @@ class Options:
       )
     if self.warmup >= self.steps:
       raise ValueError(
-        f"warmup = {self.warmup}; it must be < steps = {self.steps}"
+        f"options.warmup = {self.warmup}; it must be < options.steps = "
+        f"{self.steps}"
       )
     check_choice("optimizer", self.optimizer, OPTIMIZERS)
     check_choice("dtype", self.dtype, ("float32", "bfloat16"))

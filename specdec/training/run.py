@@ -114,7 +114,7 @@ def train(
     mininterval=1.0,
     dynamic_ncols=True,
   )
-  first = int(state.step)
+  first = saved = int(state.step)
   traced = profiling.Steps(options.profile, first)
   timed_from, timed_since = first, time.perf_counter()
   try:
@@ -156,10 +156,24 @@ def train(
           bar.write(f"step {now}: decoding {_format(values)}", file=sys.stderr)
       if save_due:
         checkpoints.save(state)
+        saved = now
       if index == first or eval_due or save_due:
         # Excludes compilation and pauses from the rate.
         timed_from, timed_since = now, time.perf_counter()
     export(state.params, "last")
+    best = "" if log.lowest == math.inf else f" ({log.lowest:.3f})"
+    bar.write(
+      f"train: {options.steps:,} steps are done; {folder} has the last weights "
+      f"and those of the lowest held-out loss{best}",
+      file=sys.stderr,
+    )
+  except KeyboardInterrupt:
+    # An update may have been under way; other processes do not stop with it.
+    is_whole = not any(x.is_deleted() for x in jax.tree.leaves(state))
+    if jax.process_count() == 1 and is_whole and int(state.step) > saved:
+      _check_finite(state, checkpoints)
+      checkpoints.save(state)
+    raise
   finally:
     bar.close()
     traced.close()

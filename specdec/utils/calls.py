@@ -115,16 +115,19 @@ def parse_all(text: str) -> list[Call]:
   return [parse(part) for part in split(text, "|")]
 
 
-def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
+def find(call: Call, ours: Mapping[str, Callable], what: str) -> Callable:
   """Returns the function that a call names, of `ours` or of a file or module.
+
+  Args:
+    what: they are, for the error.
 
   Raises ValueError that lists the valid names.
   """
   if call.place is None:
     if call.name not in ours:
       raise ValueError(
-        f"{call.name}; {choices(call.name, sorted(ours))}, or one of your own: "
-        "file.py:name"
+        f"no {what} {call.name}; {choices(call.name, sorted(ours))}, or one of "
+        "your own: file.py:name"
       )
     return ours[call.name]
   module = _module(call.place)

@@ -242,7 +242,8 @@ def render(
   if not head_config.is_published:
     raise ValueError(
       f"a head with layout = {head_config.layout!r} has shapes that no format "
-      "but ours knows; train one with layout = 'published'"
+      "but ours knows; train one with layout = 'published', as "
+      "configs/train/drafter.py:published_eagle3 or published_dflash"
     )
   return WRITTEN[format_name].render(head_config, target, dtype)
 
