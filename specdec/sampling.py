@@ -10,7 +10,7 @@ import numpy as np
 from specdec.types import Sampling
 
 _COLDEST = np.finfo(np.float32).tiny  # less is greedy
-_HOTTEST = 1e37  # the reciprocal of more is flushed to 0
+HOTTEST = 1e37  # the reciprocal of more is flushed to 0
 _INT_MIN, _INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
@@ -28,7 +28,7 @@ def settings(
   """
 
   valid = {
-    "temperature": lambda x: (x >= 0) & (x <= _HOTTEST),
+    "temperature": lambda x: (x >= 0) & (x <= HOTTEST),
     "top_k": lambda x: (x >= 1) & (x == np.floor(x)) & (x <= _INT_MAX),
     "top_p": lambda x: (np.float32(x) > 0) & (x <= 1),
   }
@@ -48,7 +48,7 @@ def settings(
     return jnp.full((batch,), value.astype(dtype))
 
   return Sampling(
-    rows("temperature", temperature, f"in [0, {_HOTTEST:g}]", np.float32),
+    rows("temperature", temperature, f"in [0, {HOTTEST:g}]", np.float32),
     rows("top_k", top_k, "an integer >= 1", np.int32),
     rows("top_p", top_p, "in (0, 1]", np.float32),
   )

@@ -45,7 +45,9 @@ class Rules:
     query: query heads, and the columns of what projects to and from them.
     key: KV heads; fewer axes than `query` where there are fewer heads than
       chips: then several chips hold one head, and share its queries.
-    mlp: inner columns of the MLP or of every expert.
+    mlp: inner columns of the MLP.
+    experts: of a mixture, where devices divide them;
+    expert_mlp: else inner columns of each.
     state: heads of recurrent layers, each with a state.
     state_key: their key heads, as `key`.
   """
@@ -55,6 +57,8 @@ class Rules:
   query: tuple[str, ...] = ()
   key: tuple[str, ...] = ()
   mlp: tuple[str, ...] = ()
+  experts: tuple[str, ...] = ()
+  expert_mlp: tuple[str, ...] = ()
   state: tuple[str, ...] = ()
   state_key: tuple[str, ...] = ()
 
@@ -128,21 +132,31 @@ class Placement:
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
   def on_each(
-    self, f: Callable[..., PyTree], arguments: Sequence[PyTree], result: PyTree
+    self,
+    f: Callable[..., PyTree],
+    arguments: Sequence[PyTree],
+    result: PyTree,
+    sums: Names = (),
   ) -> Callable[..., PyTree]:
     """f, run by every device on its own parts of the arguments.
 
     Args:
       arguments, result: names of the axes of each leaf of the arguments, the
         first of which is an array with rows, and of the result's.
+      sums: names over whose devices results are added up.
     """
+    over = tuple(axis for name in sums for axis in getattr(self.rules, name))
+
+    def on_part(*args: PyTree) -> PyTree:
+      y = f(*args)
+      return jax.lax.psum(y, over) if over else y
 
     def run(*args: PyTree) -> PyTree:
       def spec(names):
         return self.rules.spec(self._dividing(names, args[0].shape[0]))
 
       return jax.shard_map(
-        f,
+        on_part,
         mesh=self.mesh,
         in_specs=tree_map(spec, tuple(arguments)),
         out_specs=tree_map(spec, result),
@@ -187,8 +201,8 @@ class Anywhere:
     del names
     return x
 
-  def on_each(self, f, arguments, result):
-    del arguments, result
+  def on_each(self, f, arguments, result, sums=()):
+    del arguments, result, sums
     return f
 
 
@@ -257,6 +271,9 @@ def shards(model: int, kv_heads: int) -> int:
   return math.gcd(model, kv_heads)
 
 
+_MLP = (("mlp", "inner columns of the MLP"),)
+
+
 def place(
   mesh: Mesh,
   counts: Mapping[str, int],
@@ -267,7 +284,7 @@ def place(
 
   Args:
     counts: of 'vocab', 'query' and 'key' heads, and 'mlp' columns; 'shared',
-      'state' and 'state_key' where there are any.
+      'experts', 'state' and 'state_key' where there are any.
     ways: chips that share its weights, default all of `model`; 1: every chip
       has all of them.
 
@@ -287,10 +304,12 @@ def place(
       )
     return tuple(model[: sizes.index(number) + 1])
 
+  # Experts are divided, if they can be, else each of them; or there are none.
+  whole = not counts.get("experts", 0) % ways
   for name, words in (
     ("vocab", "tokens of the vocabulary"),
     ("query", "query heads"),
-    ("mlp", "inner columns of the MLP"),
+    *(() if whole and counts.get("experts") else _MLP),
     ("shared", "inner columns of the shared expert"),
     ("state", "recurrent heads"),
   ):
@@ -313,6 +332,8 @@ def place(
     query=axes,
     key=first(shards(ways, counts["key"])),
     mlp=axes,
+    experts=axes if whole else (),
+    expert_mlp=() if whole else axes,
     state=axes,
     state_key=first(shards(ways, counts.get("state_key", 0))),
   )

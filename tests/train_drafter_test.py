@@ -271,6 +271,19 @@ class TestCache:
       run(place, "again", **again)
     same(run(place, "again", **again), cached)
 
+  def test_states_of_another_dtype_and_damaged_ones_are_refused(self, tmp_path):
+    settings = {"model": "1"}, (0,), None
+    hidden.run_folder.claim(tmp_path, hidden._settings(*settings, "float32"))
+    hidden.run_folder.release()
+    hidden.check(tmp_path, *settings)
+    with pytest.raises(ValueError, match="dtype: None -> bfloat16"):
+      hidden.check(tmp_path, *settings, "bfloat16")
+    path = tmp_path / "00000003.npy"
+    np.save(path, np.zeros(99))
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"00000003\.npy is damaged"):
+      files.load_array(path)
+
   @pytest.mark.parametrize(
     "changed, count",
     [

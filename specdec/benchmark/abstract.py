@@ -15,6 +15,7 @@ from specdec.benchmark import calibrated
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, Target, Weighted, source_of
 from specdec.compiled import lowering, memory_plan
+from specdec.models import attention, experts, recurrence
 from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import deployment_of, round_cost
 from specdec.types import NO_COST, UNKNOWN_COST, Params
@@ -91,6 +92,28 @@ def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
     places=target.places,
     drafter=NO_COST if draft else drafter.drafter.cost or UNKNOWN_COST,
   )
+
+
+def loops(
+  setup: Setup, target: Target, drafter: Weighted, chip: Chip
+) -> dict[str, float]:
+  """Returns how often loops of a target's pass run, by their names.
+
+  Attention reads the whole context. A row's slots enter the state of recurrent
+  layers once in so many tokens, a row at a time.
+  """
+  context = setup.prompt_size + setup.max_new_tokens
+  counts = {attention.LOOP: -(-context // attention.BLOCK)}
+  config, ways = target.checkpoint.config, target.places.target.ways
+  rows = setup.batch / ways("rows")
+  if config.recurrence:
+    counts[recurrence.LOOP] = rows / config.recurrence.folded_at_once
+  if config.num_experts:
+    deployment = calibrated.target_deployment(setup, target, chip)
+    tokens = rows * drafter.drafter.spec.max_nodes
+    touched = deployment.experts_touched(deployment.shape.layers[-1], tokens)
+    counts[experts.LOOP] = touched / ways("experts")
+  return counts
 
 
 def estimates(

@@ -22,7 +22,6 @@ from specdec.benchmark import abstract, results
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.compiled import lowering, steps
-from specdec.models import attention, recurrence
 from specdec.report import steps as report
 from specdec.utils import files, terminal
 from specdec.utils.spelling import choices
@@ -79,12 +78,8 @@ def compile_tpu(options: app.Options) -> None:
   lowered, plan = abstract.steps(*parts), abstract.plan(*parts)
   estimates = abstract.estimates(*parts, chip)
   terminal.report(f"on each chip, of its {chip.memory / 2**30:.0f} GiB: {plan}")
-  # Attention reads the whole context. Rows that are behind are rare: a draft
-  # model's loop for them is not run.
-  blocks = {attention.LOOP: -(-options.context // attention.BLOCK)}
-  if r := target.checkpoint.config.recurrence:  # a row at a time
-    rows = setup.batch / target.places.target.ways("rows")
-    blocks[recurrence.LOOP] = rows / r.folded_at_once
+  # Rows that are behind are rare: a draft model's loop for them is not run.
+  blocks = abstract.loops(*parts, chip)
   counts = {"draft": blocks | {"": 0.0}} if target.drafts else {}
   compiled = []
   for name in options.steps:

@@ -214,6 +214,7 @@ class TransformerConfig:
       "key": self.num_kv_heads,
       "mlp": self.mlp_width,
       "shared": self.shared_width,
+      "experts": self.num_experts,
     }
     if r := self.recurrence:
       counts |= {"state": r.num_heads, "state_key": r.num_key_heads}

@@ -66,14 +66,14 @@ def layer_axes(
   if config.post_norms:
     axes["attention_post_norm/scale"] = ("width",)
     axes["mlp_post_norm/scale"] = ("width",)
-  stack: tuple[str, ...] = ()
+  stack, inner = (), "mlp"
   if config.num_experts:
-    stack = ("experts",)
-    axes["mlp/router/weight"] = ("experts", "width")
+    stack, inner = ("experts",), "expert_mlp"
+    axes["mlp/router/weight"] = ("routes", "width")
   if config.gated:
-    axes["mlp/gate/weight"] = (*stack, "mlp", "width")
-  axes["mlp/up/weight"] = (*stack, "mlp", "width")
-  axes["mlp/down/weight"] = (*stack, "width", "mlp")
+    axes["mlp/gate/weight"] = (*stack, inner, "width")
+  axes["mlp/up/weight"] = (*stack, inner, "width")
+  axes["mlp/down/weight"] = (*stack, "width", inner)
   if config.shared_width:
     axes["shared/gate/weight"] = axes["shared/up/weight"] = ("shared", "width")
     axes["shared/down/weight"] = ("width", "shared")
@@ -136,6 +136,8 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "key": config.num_kv_heads * config.head_dim,
     "head": config.head_dim,
     "experts": config.num_experts,
+    "routes": config.num_experts,
+    "expert_mlp": config.mlp_width,
     "buckets": config.relative_buckets,
     "heads": config.num_heads,
     "shared": config.shared_width,

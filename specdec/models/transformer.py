@@ -240,6 +240,7 @@ class Layer(nn.Module):
     """`source`: None, or (keys, values) and the view of cross-attention."""
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
+    in_training = layer is None  # there is no cache
     if self.has_attention:
       y = norm(name="attention_norm")(x) if c.pre_norms else x
       if self.recurrent:
@@ -256,7 +257,8 @@ class Layer(nn.Module):
     if self.has_mlp:
       y = norm(name="mlp_norm")(x) if c.pre_norms else x
       if c.num_experts:
-        y = Experts(c, name="mlp")(y) + self.shared(y)
+        experts = Experts(c, self.place, name="mlp")
+        y = experts(y, in_training) + self.shared(y)
       else:
         y = MLP(c, self.place, name="mlp")(y)
       y = self.place(y, "rows", None, None)

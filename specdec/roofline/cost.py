@@ -231,6 +231,11 @@ class Deployment:
     ]
     return self.timed(m, terms, self.end - self.start)
 
+  def experts_touched(self, layer: shapes.Layer, tokens: float) -> float:
+    """Returns how many experts of a layer some of the tokens choose."""
+    share = layer.per_token / layer.num_experts
+    return layer.num_experts * (1 - (1 - share) ** (tokens**self.correlation))
+
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
     size = self.weight_size
@@ -238,9 +243,7 @@ class Deployment:
     for layer, count in self.shape.counted(self.start, self.end):
       dense += count * layer.weights
       if layer.num_experts:
-        share = layer.per_token / layer.num_experts
-        union = 1 - (1 - share) ** (m**self.correlation)
-        touched += count * layer.num_experts * union * layer.expert
+        touched += count * self.experts_touched(layer, m) * layer.expert
         routed += count * layer.per_token * layer.expert
     terms = [("weights", dense, dense)]
     if routed:

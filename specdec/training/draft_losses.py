@@ -124,6 +124,11 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
         f"loss.block.{name}_weight = {weight} without head_config.{part}: "
         "there is nothing to train; set 0"
       )
+  if not loss.token_weight and not options.cross_entropy_weight:
+    raise ValueError(
+      "loss.token_weight and loss.block.cross_entropy_weight are 0: the slots "
+      "would not be trained"
+    )
   if options.base_steps and not options.base_weight:
     raise ValueError(
       f"loss.block.base_steps = {options.base_steps} has no effect with "

@@ -25,13 +25,15 @@ def check(
   fingerprint: dict[str, str],
   features: Sequence[int],
   rows: np.ndarray | None = None,
+  dtype: str = "float32",
 ) -> None:
   """Raises ValueError where `Cached` would; writes nothing.
 
   Args:
     rows: of the data; None: not known yet, and not compared.
+    dtype: in which the target runs.
   """
-  settings = _settings(fingerprint, features, rows)
+  settings = _settings(fingerprint, features, rows, dtype)
   run_folder.check(folder, settings, ("data",) if rows is None else ())
 
 
@@ -39,10 +41,14 @@ def _settings(
   fingerprint: dict[str, str],
   features: Sequence[int],
   rows: np.ndarray | None,
+  dtype: str,
 ) -> dict:
   """Returns what states depend on, as JSON values."""
   data = None if rows is None else checksum(rows)
-  return {"target": fingerprint, "data": data, "features": list(features)}
+  settings = {"target": fingerprint, "data": data, "features": list(features)}
+  if dtype != "float32":  # older folders name none
+    settings["dtype"] = dtype
+  return settings
 
 
 class Cached(Sequences):
@@ -74,7 +80,8 @@ class Cached(Sequences):
     """
     super().__init__(data.rows, data.seed)
     self._folder = folder
-    settings = _settings(fingerprint, features, self.rows)
+    self._dtype = jax.tree.leaves(params)[0].dtype
+    settings = _settings(fingerprint, features, self.rows, self._dtype.name)
     run_folder.claim(folder, settings, shared=True)
     layers = (target.num_layers, *features)
 
@@ -86,7 +93,6 @@ class Cached(Sequences):
       return jnp.stack(output.features, axis=1).astype(jnp.bfloat16)
 
     self._run = functools.partial(run, params)
-    self._dtype = jax.tree.leaves(params)[0].dtype
 
   def batch(self, step: int, size: int) -> dict:
     """Returns the batch of a step with the target's hidden states."""
@@ -97,7 +103,9 @@ class Cached(Sequences):
       for row, states in zip(rows, np.asarray(self._run(tokens))):
         if row in missing:
           self._write(row, states)
-    states = jnp.asarray(np.stack([np.load(self._path(row)) for row in rows]))
+    states = jnp.asarray(
+      np.stack([files.load_array(self._path(row)) for row in rows])
+    )
     states = jax.lax.bitcast_convert_type(states, jnp.bfloat16)
     last, *features = states.astype(self._dtype).swapaxes(0, 1)
     return {"tokens": tokens, "last": last, "features": tuple(features)}

@@ -64,12 +64,12 @@ class Log:
     files.append(self._path, json.dumps(entry) + "\n")
     with files.naming_errors(self._folder):
       for name, value in measures.items():
-        if not isinstance(value, list):
-          self._events.scalar(step, f"{kind}/{name}", value)
-          continue
-        for i, part in enumerate(value, 1):
+        parts = {f"{kind}/{name}": value}
+        if isinstance(value, list):
+          parts = {f"{kind}/{name}/{i}": x for i, x in enumerate(value, 1)}
+        for tag, part in parts.items():
           if part is not None:
-            self._events.scalar(step, f"{kind}/{name}/{i}", part)
+            self._events.scalar(step, tag, part)
       self._events.flush()
       self._mirror()
 

@@ -77,16 +77,19 @@ def check_range(
   above: bool = False,
   prefix: str = "",
 ) -> None:
-  """Raises ValueError unless low <= settings.name <= high.
+  """Raises ValueError unless low <= settings.name <= high, and it is finite.
 
   Args:
     above: also refuses `low` itself.
     prefix: of the name, in the message.
   """
   value = getattr(settings, name)
-  if (value > low if above else value >= low) and value <= high:
+  is_above = value > low if above else value >= low
+  if is_above and value <= high and math.isfinite(value):
     return
   limits = f"{'>' if above else '>='} {low}"
+  if value == math.inf:
+    limits += ", and finite"
   if high < math.inf:
     limits = f"in {low}..{high}"
   raise ValueError(f"{prefix}{name} = {value}; it must be {limits}")

@@ -76,7 +76,9 @@ def of_target(
     if multihost.agree(path.is_file()):
       # Only the first of several processes has the file.
       blank = np.zeros((BATCH, length), np.int32)
-      tokens = multihost.agree(_read(path) if multihost.is_first() else blank)
+      tokens = multihost.agree(
+        files.load_array(path) if multihost.is_first() else blank
+      )
     else:
       index = start + np.arange(BATCH)
       state = decode.autoregress(
@@ -95,8 +97,3 @@ def of_target(
         files.replace_file(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
   return Sequences(np.concatenate(rows), options.seed)
-
-
-def _read(path: Path) -> np.ndarray:
-  with path.open("rb") as file:
-    return np.load(file)

@@ -11,11 +11,13 @@ from typing import Any
 
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
+from specdec.sampling import HOTTEST
 from specdec.training import draft_losses, joint
 from specdec.training.draft_losses import Loss
 from specdec.training.joint import LayerSkip
 from specdec.training.masked import Masks
 from specdec.training.options import Options, check_range
+from specdec.utils.spelling import naming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Decoding:
   exit_layer: int | None = None  # LayerSkip: how many target layers draft
 
   def __post_init__(self):
-    for name in ("prompts", "length", "new_tokens"):
+    for name in ("k", "prompts", "length", "new_tokens"):
       check_range(self, name, 1, prefix="decoding.")
-    check_range(self, "temperature", 0, prefix="decoding.")
+    check_range(self, "temperature", 0, HOTTEST, prefix="decoding.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Samples:
   count: int  # of texts; 0: train on the data itself
   prompt: int  # tokens of the data that each begins with
   temperature: float  # of sampling
+
+  def __post_init__(self):
+    check_range(self, "count", 0, prefix="samples.")
+    check_range(self, "prompt", 1, prefix="samples.")
+    check_range(self, "temperature", 0, HOTTEST, prefix="samples.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +119,8 @@ class HeadSetup:
         "decoders alone, which have no source"
       )
     _check_head(self.options, self.head_config, self.loss)
+    with naming(f"decoding.k = {self.decoding.k}"):
+      self.head_config.check_levels(self.decoding.k)
 
 
 @dataclasses.dataclass(frozen=True)

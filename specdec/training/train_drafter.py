@@ -79,7 +79,6 @@ def train(
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, target.tokenizer
   )
-  head_config.check_levels(setup.decoding.k)
   evaluate.check_prompts(held_out, setup.decoding)
   samples.check(setup.samples, packed)
   model = transformer.model(target.config, where.target)
@@ -88,7 +87,9 @@ def train(
   drawn = bool(setup.samples and setup.samples.count)
   if setup.cache:
     rows = None if drawn else packed.rows
-    hidden.check(Path(setup.cache), fingerprint, head_config.streams, rows)
+    held = target.config.dtype
+    states = fingerprint, head_config.streams, rows, held
+    hidden.check(Path(setup.cache), *states)
   if drawn:
     run.claim(folder, settings)
   packed = samples.of_target(

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from specdec import multihost
 from specdec.utils import remote
 
@@ -254,6 +256,21 @@ def append(path: Path, line: str) -> None:
     except BaseException:
       file.truncate(size)
       raise
+
+
+def load_array(path: Path) -> np.ndarray:
+  """Reads an array that can be computed anew.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  try:
+    with path.open("rb") as file:
+      return np.load(file)
+  except (ValueError, EOFError) as error:
+    raise ValueError(
+      f"{path} is damaged ({error}); without it, it is computed again"
+    ) from error
 
 
 def read_json_lines(path: Path) -> list[dict]:
