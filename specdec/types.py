@@ -93,11 +93,19 @@ class Skip(NamedTuple):
   mlp: tuple[int, ...] = ()
 
 
+class Sparse(NamedTuple):
+  """Positions that the passes of a draft attend to, in place of all."""
+
+  window: int  # the last ones, a node's own included
+  sinks: int = 4  # and so many from the beginning
+
+
 class Model(NamedTuple):
   """A language model with an explicit cache: pure functions and two sizes.
 
   apply(params, tokens, cache, *, parents=None, first=0, start=0, stop=None,
-        hidden=None, head=True, features=(), skip=None)
+        hidden=None, head=True, features=(), skip=None,
+        sparse=None)
     -> (ModelOutput, KVCache)
     Runs layers start..stop-1 on tokens [B, T], which stand after the committed
     positions of each row: node n at position cache.length + depth(n), its KV
@@ -108,8 +116,9 @@ class Model(NamedTuple):
     start > 0, `hidden` [B, T, M] is the residual stream entering that layer.
     `features` are indices of layers (`stop` included) whose entering stream is
     wanted. What `skip` names does not run at all: no weight of it is read, a
-    skipped attention writes no KV, and the stream passes by. Only a drafter
-    of this model asks for it; a model may lack it.
+    skipped attention writes no KV, and the stream passes by. With `sparse` no
+    attention reads other positions. Only drafters of this model ask for these
+    two; a model may lack them.
   init_cache(batch, slots) -> KVCache, all empty.
   encode(params, source) -> CrossKV of a Source, which the cache holds as
     `cross` before the first call of apply; None: a decoder alone.

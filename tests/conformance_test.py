@@ -26,7 +26,7 @@ from specdec.models import transformer
 from specdec.testing import check_drafter, check_rule
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.testing.rule_conformance import RULE_INVARIANTS
-from specdec.types import Params, Resume, Skip
+from specdec.types import Params, Resume, Skip, Sparse
 
 TABLE, TABLES = learned_kinds.TABLE, learned_kinds.TABLES
 V = TABLE.vocab_size
@@ -140,6 +140,7 @@ def skips(skip, k=None, shape=None, threshold=None):
   )
 
 
+NARROW = Sparse(window=2, sinks=1)
 SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
 
 
@@ -166,6 +167,18 @@ SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
       "llama", lambda target: drafters.quantized(target, shape=TREE), REJECTION
     ),
     slow("gemma", lambda target: drafters.quantized(target, 4), REJECTION),
+    ("llama", lambda target: drafters.sparse(target, NARROW, 3), REJECTION),
+    slow("gemma", lambda target: drafters.sparse(target, NARROW, 3), None),
+    slow(
+      "t5",
+      lambda target: drafters.sparse(target, NARROW, shape=TREE),
+      REJECTION,
+    ),
+    slow(
+      "wide",
+      lambda target: drafters.sparse(target, NARROW, shape=DYNAMIC),
+      REJECTION,
+    ),
     slow("llama", skips(Skip((0,), (0,)), shape=TREE), REJECTION),
     slow("llama", exits(2, 8), REJECTION),
     slow("llama", exits(2, 0), REJECTION),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from specdec.models import attention, cpu_kernels
+from specdec.types import Sparse
 
 needs_kernels = pytest.mark.skipif(
   not cpu_kernels.available(), reason="no C++ compiler, or switched off"
@@ -311,6 +312,44 @@ def test_attention_with_a_bias_by_relative_position(case, on_mesh):
   attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
   y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
   np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+@pytest.mark.parametrize("sinks", [1, 130])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_to_the_first_and_the_last_positions(case, sinks, on_mesh):
+  *arrays, view, cap = attention_case(case)
+  slots = arrays[1].shape[2]
+  whole = view.mask_of(jnp.arange(slots))
+  window = 20 if view.window is None else view.window
+  view = view.sparse(Sparse(20, sinks))
+  seen = view.mask_of(jnp.arange(slots))
+  sinks = 0 if window != 20 else sinks  # of layers without a window
+  for mask, distance, every in zip(
+    seen, view.distance(jnp.arange(slots)), whole
+  ):
+    near = np.asarray(distance) < min(20, window)
+    near[:, :sinks] = True
+    np.testing.assert_array_equal(mask, near & every)
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
+  np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+def test_what_lies_between_the_first_and_the_last_positions_is_not_read(
+  on_mesh,
+):
+  query = random(0, (2, 1, 4, 64))
+  keys, values = random(1, (2, 2, 2048, 64)), random(2, (2, 2, 2048, 64))
+  view = attention.view(jnp.array([2000, 1900]), None, 0, 1)
+  view = view.sparse(Sparse(300))
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  between = slice(512, 1536)
+  spoiled = (x.at[:, :, between].set(jnp.nan) for x in (keys, values))
+  chex.assert_trees_all_equal(
+    attend(query, *spoiled, view), attend(query, keys, values, view)
+  )
 
 
 def test_the_bias_of_a_tree_by_hand():

@@ -42,14 +42,14 @@ from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS
 from specdec.roofline import drafter_cost
-from specdec.types import AcceptanceRule, Drafter, Skip
+from specdec.types import AcceptanceRule, Drafter, Skip, Sparse
 from specdec.utils import calls
 from specdec.utils.calls import Call
 
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
   "lookup": 5, "model": 3, "translated": 3, "early_exit": 3, "layer_skip": 3,
-  "quantized": 8, "suffix": 8, "pard": 8,
+  "quantized": 8, "sparse": 4, "suffix": 8, "pard": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
 
@@ -169,8 +169,22 @@ def _layer_skip(
   return drafter._replace(cost=cost)
 
 
+def _sparse(
+  target: Target, shape: DraftShape, window: int = 256, sinks: int = 4
+) -> Drafter:
+  positions = Sparse(window, sinks)
+  drafter = drafters.sparse(target.model, positions, shape=shape)
+  cost = drafter_cost.sparse(target.checkpoint.config, positions)
+  return drafter._replace(cost=cost)
+
+
 def _quantized(
-  target: Target, shape: DraftShape, weights: str = "int8", group: int = 256
+  target: Target,
+  shape: DraftShape,
+  weights: str = "int8",
+  group: int = 256,
+  window: int | None = None,
+  sinks: int = 4,
 ) -> Weighted:
   if weights not in ("int8", "int4"):
     raise ValueError(f"quantized({weights}): there are int8 and int4")
@@ -185,7 +199,8 @@ def _quantized(
       "quantized: the target's weights are integers already; it rounds those "
       "that are not"
     )
-  cost = drafter_cost.quantized(config, group, bits)
+  positions = None if window is None else Sparse(window, sinks)
+  cost = drafter_cost.quantized(config, group, bits, positions)
   place = target.places and target.places.target
   small = model_params.in_groups(config, bits, group)
   if place:  # its devices share it
@@ -200,7 +215,7 @@ def _quantized(
     params = lowering.weights(small, place, cut_groups=True)
   else:
     params = layouts.quantize(target.checkpoint.params, group, bits)
-  drafter = drafters.quantized(target.model, shape=shape)
+  drafter = drafters.quantized(target.model, shape=shape, positions=positions)
   return Weighted(drafter._replace(cost=cost), params)
 
 
@@ -312,6 +327,7 @@ DRAFTERS: Mapping[str, Callable] = {
   "pard": draft_models.pard,
   "quantized": _quantized,
   "recycling": _recycling,
+  "sparse": _sparse,
   "suffix": _suffix,
   "translated": draft_models.translated,
   "head": functools.partial(_head, None),

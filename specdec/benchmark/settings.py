@@ -46,7 +46,9 @@ class Settings:
       with another tokenizer, early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
       choose_layers, quantized(group=256), which is the target in int8 with a
-      scale for at most so many inputs, or quantized(int4, group=32),
+      scale for at most so many inputs, or quantized(int4, group=32);
+      sparse(window=256, sinks=4), the target attending to so many last and
+      first positions, also quantized(window=256);
       suffix(corpus=FILE, min_match=1, factor=1, min_prob=0.1), which copies
       what mostly followed, here and in the texts of --save_corpus; recycling,
       which drafts what the target last thought likely; head(FILE),
@@ -237,7 +239,7 @@ class Settings:
       if call.name in ("lookup", "recycling", "suffix"):
         built = calls.invoke(call, constructor, context)
         spec = getattr(built, "drafter", built).spec
-      if call.name in ("early_exit", "layer_skip", "quantized"):
+      if call.name in ("early_exit", "layer_skip", "quantized", "sparse"):
         draft_shape.check_scratch(shape)
       if number == len(self.drafter_calls) - 1 and call.name != "none":
         decode.check_pair(spec, rule)

@@ -33,6 +33,7 @@ from specdec.drafters.model import model, translated
 from specdec.drafters.pard import pard
 from specdec.drafters.quantized import quantized
 from specdec.drafters.recycling import recycling
+from specdec.drafters.sparse import sparse
 from specdec.drafters.suffix import suffix
 from specdec.types import Drafter
 
@@ -103,6 +104,7 @@ __all__ = [
   "quantized",
   "recycling",
   "redrafter",
+  "sparse",
   "suffix",
   "trained_exit",
   "translated",

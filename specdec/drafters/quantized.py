@@ -10,8 +10,8 @@ cache, and the text is that of the full-precision target.
 import functools
 
 from specdec import draft_shape
-from specdec.drafters.sample_model import sample_model
-from specdec.types import Context, Drafter, Model, Resume
+from specdec.drafters.sample_model import check_positions, in_scratch
+from specdec.types import Drafter, Model, Sparse
 from specdec.utils.constructors import cached
 
 
@@ -21,6 +21,7 @@ def quantized(
   k: int | None = None,
   *,
   shape: draft_shape.DraftShape | None = None,
+  positions: Sparse | None = None,
 ) -> Drafter:
   """Drafts with Params.draft, which are the target's at fewer bits.
 
@@ -32,24 +33,18 @@ def quantized(
     target: the very model that verifies.
     k: draft tokens a round, short for shape=draft_shape.chain(k).
     shape: what a draft looks like.
+    positions: it attends to these alone (drafters.sparse); None: to all.
 
   Raises:
     ValueError: both or neither of k and shape are given, or k < 0; or drafting
       would run more nodes than the tree has: they share the target's scratch
       slots.
   """
-  shape = draft_shape.resolve(k, shape)
-  draft_shape.check_scratch(shape)
-  spec = shape.spec._replace(name="quantized")
-
-  def propose(params, draft_state, context: Context):
-    if spec.max_depth == 0:
-      return draft_shape.pending_only(context), draft_state
-    apply = functools.partial(target.apply, params.draft)
-    draft, _, cache, _ = sample_model(
-      context, shape, apply, context.target_cache
-    )
-    return draft._replace(resume=Resume(None, cache.layers)), draft_state
-
-  idle = draft_shape.idle(shape)
-  return Drafter(spec, lambda *_: None, propose, lambda *_: None, idle=idle)
+  if positions is not None:
+    check_positions(positions)
+  options = {} if positions is None else {"sparse": positions}
+  return in_scratch(
+    "quantized",
+    draft_shape.resolve(k, shape),
+    lambda params: functools.partial(target.apply, params.draft, **options),
+  )

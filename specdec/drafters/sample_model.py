@@ -7,7 +7,17 @@ import jax.numpy as jnp
 
 from specdec import draft_shape, draft_tree
 from specdec.draft_shape import LengthPolicy
-from specdec.types import Array, Context, Draft, KVCache
+from specdec.models.attention import BLOCK
+from specdec.types import (
+  Array,
+  Context,
+  Draft,
+  Drafter,
+  KVCache,
+  Params,
+  Resume,
+  Sparse,
+)
 
 
 def sample_model(
@@ -73,3 +83,41 @@ def sample_model(
       context, logits, extend_tree, carry, run_leaves
     )
   return draft, slot, *carry
+
+
+def check_positions(positions: Sparse) -> None:
+  """Raises ValueError for no window, or for sinks that no block has."""
+  for name, least, most in (("window", 1, 2**30), ("sinks", 0, BLOCK)):
+    value = getattr(positions, name)
+    if type(value) is not int or not least <= value <= most:
+      raise ValueError(f"{name} = {value}; it must be in {least}..{most:,}")
+
+
+def in_scratch(
+  name: str,
+  shape: draft_shape.DraftShape,
+  apply_of: Callable[[Params], Callable],
+) -> Drafter:
+  """Returns a drafter of the target's passes in the target's scratch slots.
+
+  It has no state: verification overwrites what it writes.
+
+  Args:
+    apply_of: returns `Model.apply` of given weights.
+
+  Raises:
+    ValueError: drafting would run more nodes than the tree has.
+  """
+  draft_shape.check_scratch(shape)
+  spec = shape.spec._replace(name=name)
+
+  def propose(params: Params, draft_state, context: Context):
+    if spec.max_depth == 0:
+      return draft_shape.pending_only(context), draft_state
+    draft, _, cache, _ = sample_model(
+      context, shape, apply_of(params), context.target_cache
+    )
+    return draft._replace(resume=Resume(None, cache.layers)), draft_state
+
+  idle = draft_shape.idle(shape)
+  return Drafter(spec, lambda *_: None, propose, lambda *_: None, idle=idle)

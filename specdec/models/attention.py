@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec import draft_tree
 from specdec.models import cpu_kernels
+from specdec.types import Sparse
 
 BLOCK = 512  # slots that are read at once from a longer cache
 LOOP = "cache_blocks"  # name of the loop over them in compiled programs
@@ -29,6 +30,7 @@ class View(NamedTuple):
     ancestors: [1 or B, N, N] bool, whether node n attends to node m; None for a
       chain.
     window: positions of the sliding window, a node's included; None for all.
+    sinks: first positions, at most BLOCK, that are seen outside of the window.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
     bias: [2 R + 1, heads] float32, added to the scores by how far the slot lies
@@ -43,6 +45,7 @@ class View(NamedTuple):
   window: int | None = None
   mask: jax.Array | None = None
   bias: jax.Array | None = None
+  sinks: int = 0
 
   @property
   def slot(self) -> jax.Array:
@@ -87,7 +90,8 @@ class View(NamedTuple):
       mask = (relative < 0)[:, None]
       mask |= is_ancestor & (relative < nodes)[:, None]
     if self.window is not None:
-      mask &= self.distance(slots) < self.window
+      is_near = self.distance(slots) < self.window
+      mask &= is_near | (slots < self.sinks)[None, None]
     return mask
 
   def bias_of(self, slots: jax.Array) -> jax.Array:
@@ -100,9 +104,17 @@ class View(NamedTuple):
     """Returns this view with its mask over slots 0 .. num_slots - 1."""
     return self._replace(mask=self.mask_of(jnp.arange(num_slots)))
 
+  def sparse(self, positions: Sparse) -> "View":
+    """Returns this view, of these positions alone."""
+    if self.window is None:
+      window, sinks = positions.window, positions.sinks
+    else:
+      window, sinks = min(self.window, positions.window), 0
+    return self._replace(window=window, sinks=sinks)
+
   def blocks(self, num_slots: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the first block of slots that some row sees, and one past the
-    last."""
+    """Returns the first block of slots that some row sees behind its sinks, and
+    one past the last."""
     used = jnp.minimum(self.length.max() + self.depth.shape[1], num_slots)
     first = jnp.zeros_like(used)
     if self.window is not None:
@@ -185,6 +197,7 @@ def attend(
         cpu_kernels.attend,
         first=view.first,
         window=view.window,
+        sinks=view.sinks,
         scale=scale,
         cap=cap,
       ),
@@ -229,9 +242,13 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
   if mask is not None:
     y = weighted(jax.nn.softmax(scores(keys, mask, slots), axis=-1), values)
   else:
+    first, last = view.blocks(num_slots)
+    # Sinks are in block 0, which is read ahead of a window's.
+    has_sinks = (first > 0) & (view.sinks > 0)
 
     def body(i, carry):
       top, total, y = carry
+      i = jnp.where(i < first, 0, i)
       start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
       slots = start + jnp.arange(BLOCK)
       mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
@@ -247,7 +264,7 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
     zeros = jnp.zeros(query.shape, jnp.float32)
     start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
     with jax.named_scope(LOOP):
-      _, total, y = jax.lax.fori_loop(*view.blocks(num_slots), body, start)
+      _, total, y = jax.lax.fori_loop(first - has_sinks, last, body, start)
     y /= total
   y = y.reshape(batch, num_heads, num_tokens, dim)
   return y.swapaxes(1, 2)

@@ -444,6 +444,7 @@ struct Attention {
   int64_t nodes = 1, first = 0;     // N = first + T
   int64_t trees = 1, depths = 1;    // 1 for all rows, or B
   int64_t window = 0, reach = -1;   // 0: no window; -1: no bias
+  int64_t sinks = 0;                // first slots, seen outside of the window
   float scale = 1.0f, cap = 0.0f;  // 0: no cap
 
   int64_t Offset(int64_t b, int64_t h, int64_t r) const {
@@ -461,6 +462,17 @@ struct Attention {
     const int64_t first = std::max<int64_t>(0, length[b] + 1 - window);
     return std::min(first / kSegment, LastSegment(b));
   }
+  // Segments of the sinks, ahead of the first.
+  int64_t SinkSegments(int64_t b) const {
+    return std::min((sinks + kSegment - 1) / kSegment, FirstSegment(b));
+  }
+  int64_t NumSegments(int64_t b) const {
+    return SinkSegments(b) + LastSegment(b) - FirstSegment(b);
+  }
+  // The i-th of the segments that are read.
+  int64_t SegmentAt(int64_t b, int64_t i) const {
+    return i < SinkSegments(b) ? i : FirstSegment(b) + i - SinkSegments(b);
+  }
   // How far a slot in use lies before a node, in positions.
   int64_t Distance(int64_t b, int64_t node, int64_t slot) const {
     const int64_t relative = slot - length[b];
@@ -472,7 +484,7 @@ struct Attention {
     if (relative >= 0 && !seen[(tree * nodes + node) * nodes + relative]) {
       return false;
     }
-    return window == 0 || Distance(b, node, slot) < window;
+    return window == 0 || slot < sinks || Distance(b, node, slot) < window;
   }
   float Bias(int64_t b, int64_t h, int64_t row, int64_t slot) const {
     const int64_t distance = Distance(b, first + row / group, slot);
@@ -613,7 +625,7 @@ void RunRows(Pool& pool, const Attention& a, int64_t from, int64_t end,
   const int64_t step = queries * stride, pairs = (end - from) * a.heads;
   std::vector<int64_t> before = {0};  // segments of earlier rows
   for (int64_t b = from; b < end; ++b) {
-    before.push_back(before.back() + a.LastSegment(b) - a.FirstSegment(b));
+    before.push_back(before.back() + a.NumSegments(b));
   }
   const int64_t segments = before.back();
   // Four tasks a thread, at least.
@@ -658,7 +670,7 @@ void RunRows(Pool& pool, const Attention& a, int64_t from, int64_t end,
       for (int64_t first = 0; first < queries; first += kBlock) {
         const int64_t count = std::min<int64_t>(kBlock, queries - first);
         auto* run = count > 16 ? Segment<KV, 2> : Segment<KV, 1>;
-        run(a, from + i, h, a.FirstSegment(from + i) + s - before[i],
+        run(a, from + i, h, a.SegmentAt(from + i, s - before[i]),
             query + first * a.dim, first, count, part + first * stride);
       }
     });
@@ -696,7 +708,8 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::PRED> seen,
                   ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
                   ffi::ResultBuffer<ffi::F32> y,
-                  int64_t first, int64_t window, float scale, float cap) {
+                  int64_t first, int64_t window, int64_t sinks, float scale,
+                  float cap) {
   const Shape q = query.dimensions(), k = keys.dimensions(),
               n = seen.dimensions(), depths = depth.dimensions(),
               biases = bias.dimensions();
@@ -714,7 +727,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   const int64_t nodes = first + q[1];
   if (n.size() != 3 || !Is(n, {n[0] == 1 ? 1 : q[0], nodes, nodes}) ||
       depths.size() != 2 || !Is(depths, {depths[0] == 1 ? 1 : q[0], nodes}) ||
-      first < 0 || window < 0) {
+      first < 0 || window < 0 || sinks < 0) {
     return Refused(
         "ancestors are [B or 1, N, N] and depths [B or 1, N], N = first + T");
   }
@@ -742,6 +755,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   a.trees = n[0];
   a.depths = depths[0];
   a.window = window;
+  a.sinks = sinks;
   a.reach = biases[0] > 0 ? biases[0] / 2 : -1;
   a.scale = scale;
   a.cap = cap;
@@ -778,5 +792,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int64_t>("first")
                                   .Attr<int64_t>("window")
+                                  .Attr<int64_t>("sinks")
                                   .Attr<float>("scale")
                                   .Attr<float>("cap"));

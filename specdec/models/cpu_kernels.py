@@ -255,6 +255,7 @@ def attend(
   *,
   first: int = 0,
   window: int | None = None,
+  sinks: int = 0,
   scale: float = 1.0,
   cap: float | None = None,
 ) -> jax.Array:
@@ -269,6 +270,7 @@ def attend(
     bias: [2 R + 1, heads] float32, added to the (capped) scores by how far the
       slot lies before the node in positions, from -R to R; None: none.
     window: positions of the sliding window, a node's included.
+    sinks: first slots that are seen outside of the window.
     scale: multiplies the scores, before they are capped.
     cap: bounds the scores by cap * tanh(score / cap).
 
@@ -293,6 +295,7 @@ def attend(
     bias,
     first=np.int64(first),
     window=np.int64(window or 0),
+    sinks=np.int64(sinks),
     scale=np.float32(scale),
     cap=np.float32(cap or 0.0),
   )

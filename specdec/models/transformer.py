@@ -37,6 +37,7 @@ from specdec.types import (
   ModelOutput,
   Skip,
   Source,
+  Sparse,
 )
 from specdec.utils.constructors import cached
 
@@ -348,6 +349,7 @@ class Transformer(nn.Module):
     head: bool = True,
     features: tuple[int, ...] = (),
     skip: Skip | None = None,
+    sparse: Sparse | None = None,
     cross: CrossKV | None = None,
     seen: View | None = None,
   ) -> tuple[ModelOutput, KVCache]:
@@ -383,6 +385,8 @@ class Transformer(nn.Module):
         seen = seen.masked(cross.layers[0][0].shape[2])
       source = [(layer, seen) for layer in cross.layers]
 
+    if sparse is not None:
+      views = {w: v.sparse(sparse) for w, v in views.items()}
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
     x = self.place(x, "rows", None, None)

@@ -10,7 +10,7 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
 from specdec.roofline.cost import BYTES
 from specdec.roofline.shapes import Shape
-from specdec.types import DrafterCost, Skip, StepCost
+from specdec.types import DrafterCost, Skip, Sparse, StepCost
 
 
 def model(
@@ -71,15 +71,37 @@ def layer_skip(target: TransformerConfig, skip: Skip) -> DrafterCost:
   )
 
 
+def sparse(target: TransformerConfig, positions: Sparse) -> DrafterCost:
+  """Returns the cost of drafting with the target and part of its KV cache."""
+  return DrafterCost(shape=_reading(target, positions), shares_target=True)
+
+
+def _reading(target: TransformerConfig, positions: Sparse | None) -> Shape:
+  """Returns the shape of a target whose attention reads these positions."""
+  shape = shapes.of_config(target)
+  if positions is None:
+    return shape
+  most = positions.window + positions.sinks
+  layers = (
+    x._replace(window=min(x.window or most, most)) if x.kv else x
+    for x in shape.layers
+  )
+  return dataclasses.replace(shape, layers=tuple(layers))
+
+
 def quantized(
-  target: TransformerConfig, group: int, bits: int = 8
+  target: TransformerConfig,
+  group: int,
+  bits: int = 8,
+  positions: Sparse | None = None,
 ) -> DrafterCost:
   """Returns the cost of drafting with the target's weights in int8 or int4.
 
   Args:
     group: weights that share a float32 scale.
+    positions: of the KV cache that it reads; None: all.
   """
-  shape = shapes.of_config(target)
+  shape = _reading(target, positions)
   read = shape.num_parameters - (0 if target.tied else shape.embedding)
   size, kv = bits / 8 + 4 / group, BYTES[target.dtype]
   return DrafterCost(
