@@ -117,7 +117,9 @@ class Decoder:
   The prompts of an encoder-decoder are what its encoder reads; its output
   begins with `start_token`. With `places` it runs on a mesh; target and drafter
   were built for them.
-  Programs are compiled when first needed and kept.
+  Programs are compiled when first needed and kept. Without `runs_prompts` it
+  begins behind positions of which the cache holds nothing: for the time that
+  rounds take at long contexts, and for drafters without a state.
   """
 
   target: Model
@@ -135,6 +137,7 @@ class Decoder:
   places: sharding.Places | None = None
   tokenizer: Tokenizer | None = None
   start_token: int = 0
+  runs_prompts: bool = True
 
   def __post_init__(self):
     decode.check_pair(self.drafter.spec, self.rule)
@@ -178,13 +181,14 @@ class Decoder:
     """Whether the target is an encoder-decoder."""
     return self.target.encode is not None
 
-  def for_timing(self) -> "Decoder":
+  def for_timing(self, runs_prompts: bool = True) -> "Decoder":
     """Returns it with texts of one length, which no token ends.
 
     An encoder-decoder's texts keep their ends, past which it has nothing to
     write.
     """
-    return self if self.has_encoder else dataclasses.replace(self, eos_ids=())
+    eos_ids = self.eos_ids if self.has_encoder else ()
+    return dataclasses.replace(self, eos_ids=eos_ids, runs_prompts=runs_prompts)
 
   def num_given(self, ids: Sequence[int]) -> int:
     """Returns the tokens in front of a prompt's output."""
@@ -224,6 +228,18 @@ class Decoder:
   def start(self, batch: Batch) -> DecodeState:
     """Prefills a batch."""
     inputs = self.inputs(batch)
+    if self.runs_prompts:
+      return self._start(inputs)
+    first = np.ones_like(inputs.prompt_length)
+    state = self._start(inputs._replace(prompt_length=first))
+    if state.draft_state is not None:
+      raise ValueError("this drafter has a state, which comes of the prompt")
+    moved = inputs.prompt_length - first
+    cache = state.target_cache
+    cache = cache.replace(length=cache.length + moved)
+    return state.replace(length=state.length + moved, target_cache=cache)
+
+  def _start(self, inputs: decode.Inputs) -> DecodeState:
     if self.places:
       programs = self._mesh_programs
       where = programs.inputs._replace(key=None)

@@ -94,6 +94,7 @@ def measure(
   repeats: int,
   profile: str | None = None,
   progress: Callable[[], object] | None = None,
+  runs_prompts: bool = True,
 ) -> list[dict]:
   """Times decoding of setups of one batch size and of their baseline, in turns;
   returns each point's document.
@@ -103,10 +104,11 @@ def measure(
     repeats: timings of each, at least.
     profile: folder for a trace of one decoding each way.
     progress: called after each batch.
+    runs_prompts: False: begins behind positions that hold nothing.
   """
   batches, ways = prompts.batches, {}
   for length, setup in named:
-    decoder = setup.decoder(target).for_timing()
+    decoder = setup.decoder(target).for_timing(runs_prompts)
     k = decoder.drafter.spec.max_depth if setup.k is None else setup.k
     name = length or f"k = {k}"
     what = f"compiling batch {setup.batch}, {name}"
@@ -172,6 +174,7 @@ def measure_all(
   repeats: int,
   profile: str | None = None,
   slots: Sequence[int] = (),
+  runs_prompts: bool = True,
 ) -> dict[str, list[dict]]:
   """Times passes and decoding of every batch size, as entries of a document.
 
@@ -194,7 +197,7 @@ def measure_all(
       if named := setups[batch]:
         progress.set_postfix_str(f"batch {batch}")
         entries += measure(
-          named, target, some, repeats, profile, progress.update
+          named, target, some, repeats, profile, progress.update, runs_prompts
         )
   return {"runs": entries, "passes": timed}
 

@@ -48,12 +48,12 @@ def define(flags: app.Flags) -> None:
   )
   flags.bool("decode", True, "Decode, too; --nodecode for passes alone.")
   flags.integer("context", 128, "Tokens of every prompt.")
-  flags.integer("limit", 0, "Prompts that are decoded, 0 for all of them.")
-  flags.integer(
-    "repeats",
-    9,
-    "Timings of everything, after warming up; of decoding, at least.",
+  flags.bool(
+    "prefill", True, "Run prompts; --noprefill: begin behind empty KV."
   )
+  flags.integer("limit", 0, "Prompts that are decoded, 0 for all of them.")
+  repeats = "Timings of everything, after warming up; of decoding, at least."
+  flags.integer("repeats", 9, repeats)
   flags.string(
     "profile",
     None,
@@ -78,11 +78,13 @@ def check(options: app.Options) -> None:
   if not options.decode:
     names = (*setup_flags.DECODING, *_DECODED, "prompt_file")
     setup_flags.refuse(options, names, "has no effect with --nodecode")
+  if not options.prefill and not options.random_weights:
+    raise ValueError("--noprefill is for --random_weights")
   if options.chat and not options.prompt_file:
     raise ValueError("--chat is for --prompt_file")
   if options.calibrate:
     app.check_writable("--calibrate", options.calibrate)
-    names = ("passes", "decode", "json", *_DECODED)
+    names = "passes", "decode", "json", "prefill", *_DECODED
     setup_flags.refuse(options, names, "has no effect with --calibrate")
     if options.k == ():
       raise ValueError("--calibrate needs numbers for --k")
@@ -101,7 +103,7 @@ def measure(options: app.Options, setup, target, source) -> dict:
     if options.decode and options.k == ():
       setups[batch] = [(None, auto_flags.decide(*given)[0])]
     setups[batch] += auto_flags.lengths(*given)
-  how = options.repeats, options.profile, options.slots
+  how = options.repeats, options.profile, options.slots, options.prefill
   passes = options.passes
   return points.measure_all(setup, target, batches, passes, setups, *how)
 
