@@ -346,6 +346,25 @@ def _summary() -> Iterable[Measurement]:
     )
 
 
+def _long() -> Iterable[Measurement]:
+  """Self-drafts of SmolLM2's shape at long contexts, for time alone."""
+  for context in (4096, 16384, 32768):
+    for name, drafter in (
+      ("sparse", "sparse(window=256)"),
+      ("quantized", "quantized"),
+      ("both", "quantized(window=256)"),
+    ):
+      yield Measurement(
+        f"long_{context}_{name}",
+        "bench --target=preset:smollm2-135m --random_weights --noprefill "
+        f"--context={context} --limit=1 --max_new_tokens=64 "
+        f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 --passes=1,5 "
+        "--repeats=5",
+        1,
+        None,
+      )
+
+
 def _equal_trees() -> Iterable[Measurement]:
   """Trees of heads trained with equal weights: from the slots of one pass,
   alone (dflash) or each given those before it (jetspec), from a Markov head
@@ -427,6 +446,7 @@ MEASUREMENTS = (
     needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
   ),
   *_equal_trees(),
+  *_long(),
   *_summary(),
   Measurement(
     "rules",
