@@ -22,6 +22,7 @@ from specdec.report import (
   sweep_page,
   tables,
 )
+from specdec.report.long_contexts import by_context
 from specdec.report.tables import estimate, markdown, speedup_of
 from specdec.roofline.calibration import Calibration
 
@@ -189,6 +190,11 @@ def drafters(documents: Mapping, *names: str) -> str:
 def batches(documents: Mapping, *names: str) -> str:
   """Drafters by batch, a document of compare_drafters.py for each."""
   return drafter_tables.by_batch([documents[name] for name in names])
+
+
+def long_contexts(documents: Mapping, *names: str) -> str:
+  """Self-drafts by context, a document of bench.py for each cell."""
+  return by_context([documents[name] for name in names])
 
 
 def equal(documents: Mapping, name: str) -> str:
@@ -406,7 +412,7 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, batches, equal, equal_priced,
-    rules, exact, lossy, beams, engines, goodput, best_shapes,
+    long_contexts, rules, exact, lossy, beams, engines, goodput, best_shapes,
     length_tables.lengths, length_tables.priced_lengths, sweep, leviathan,
     printed, compiled, calibration, identity,
   )
