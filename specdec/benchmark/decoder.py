@@ -23,6 +23,7 @@ from specdec.noise import Noise, row_keys
 from specdec.types import (
   NO_FAULT,
   TARGET_FAULT,
+  UNBOUNDED,
   UNKNOWN_COST,
   AcceptanceRule,
   DecodeState,
@@ -196,8 +197,10 @@ class Decoder:
 
   @functools.cached_property
   def num_slots(self) -> int:
-    """Positions of the target's cache, all of which attention reads."""
-    return self.start(Batch([[1]], [0])).target_cache.num_slots
+    """Positions of the target's cache, all of which attention reads; without
+    attention those of a text."""
+    slots = self.start(Batch([[1]], [0])).target_cache.num_slots
+    return slots if slots < UNBOUNDED else self.max_length
 
   def settings(self, batch: int) -> Sampling:
     """Returns the sampling settings of so many rows."""

@@ -131,7 +131,8 @@ class Task:
     rate = options.batch * length / seconds
     # Forward and backward pass: six FLOPs for each weight of a token, plus
     # those of causal attention.
-    attention = config.num_layers * config.num_heads * config.head_dim * length
+    heads = config.num_attention_layers * config.num_heads
+    attention = heads * config.head_dim * length
     flops = 6 * (config.num_parameters + attention) * rate
     return seconds, rate, flops, 2 * _SIZE**3 / statistics.median(products)
 
