@@ -128,7 +128,7 @@ def test_kernels_multiply_weights_as_they_are_held(monkeypatch):
     parts = plan("llama3-1b", dtype, cpu=True, batch=batch).parts
     assert parts["copies of weights"] == 0
   experts = plan("mixtral-8x7b", "bfloat16", cpu=True).parts
-  assert experts["copies of weights"] > experts["target"]
+  assert 0 < experts["copies of weights"] < experts["target"] / 10
 
 
 def test_without_kernels_a_cpu_multiplies_bfloat16_in_float32(no_kernels):

@@ -224,6 +224,7 @@ def _pass_bytes(
   rows = _padded(batch, place) / _share(("rows",), place)
   size = _bytes_of(config)
   weights = weight_bytes(dataclasses.replace(config, weights=None), place)
+  weights -= _expert_bytes(config, place)  # converted one after another
   copies = 0
   # The kernels multiply neither on a mesh nor by experts.
   on_mesh_or_experts = place is not None or config.num_experts > 0
@@ -235,10 +236,19 @@ def _pass_bytes(
       table /= _share(("vocab",), place)
       copies += weights - (0 if head else (2 - config.tied) * table)
   scores = config.num_heads / _share(("query",), place) * slots
-  inner = config.mlp_width * max(1, config.num_experts)
-  inner /= _share(("mlp",), place)
+  inner = (config.mlp_width + config.shared_width) / _share(("mlp",), place)
   values = max(2 * scores, 3 * inner) + 3 * config.width
   return copies, (1 + _REUSED) * 4 * rows * tokens * values
+
+
+def _expert_bytes(config: TransformerConfig, place: Placement | None) -> float:
+  """Returns bytes of a mixture's experts, unquantised, per device."""
+  values = (
+    math.prod(x.shape) / _share(x.axes, place)
+    for x in params.specs(config).values()
+    if "experts" in x.axes
+  )
+  return _bytes_of(config) * sum(values)
 
 
 def _tensor_bytes(config: TransformerConfig) -> list[int]:
