@@ -102,7 +102,8 @@ CHAIN = draft_shape.chain(2)
     slow("mtp", (0, 2), 0, draft_shape.chain(3)),
     slow("published_eagle3", (0, 2, 3), 0, CHAIN),
     slow("published_eagle3", (1, 3), 0, draft_shape.static([-1, 0, 0, 1])),
-    slow("published_eagle3", (1, 2), 3, CHAIN),
+    # With 3 copies its queries are as large as the target's cache.
+    slow("published_eagle3", (1, 2), 2, CHAIN),
     *(slow(kind, (1, 3), 0, CHAIN) for kind in learned_kinds.KINDS[8:]),
   ],
 )

@@ -111,7 +111,7 @@ def loss_entries(head):
     follows = block.successor != "none" and not selects
     weights = dict(
       anchors=4,
-      base_steps=8,
+      base_steps=8 if follows else 0,
       base_weight=float(follows),
       confidence_weight=float(block.confidence),
       selector_weight=float(selects),

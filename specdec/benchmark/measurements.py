@@ -347,7 +347,8 @@ def _summary() -> Iterable[Measurement]:
 
 
 def _long() -> Iterable[Measurement]:
-  """Self-drafts of SmolLM2's shape at long contexts, for time alone."""
+  """Self-drafts at long contexts: of SmolLM2's shape, for time alone, and of
+  SmolLM2 that continues pages of ours."""
   for context in (4096, 16384, 32768):
     for name, drafter in (
       ("sparse", "sparse(window=256)"),
@@ -363,6 +364,25 @@ def _long() -> Iterable[Measurement]:
         1,
         None,
       )
+  pages = " ".join(
+    f"--prompt_file={page}"
+    for page in (
+      *("docs/roofline.md", "docs/training.md", "docs/measuring.md"),
+      "docs/checkpoints.md",
+    )
+  )
+  for name, drafter in (
+    ("sparse", "sparse(window=256)"),
+    ("quantized", "quantized"),
+    ("both", "quantized(window=256)"),
+  ):
+    yield Measurement(
+      f"long_pages_{name}",
+      f"eval {SMOLLM2} {pages} --max_new_tokens=128 --drafter={drafter} "
+      "--k=4,6",
+      5,
+      None,
+    )
 
 
 def _equal_trees() -> Iterable[Measurement]:

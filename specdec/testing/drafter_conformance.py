@@ -502,7 +502,11 @@ class _Checks(Trial):
       return
     lowered = self.go_on(REJECTION, state, run=decode.run.lower)
     copies = _cache_copies(lowered.compile().as_text(), buffers)
-    require(not copies, f"{len(copies)} copies, as {copies[:1]}")
+    require(
+      not copies,
+      f"{len(copies)} copies of something as large as a cache, as {copies[:1]}; "
+      "if it is none, give the models other sizes",
+    )
 
 
 # Operations that make a second buffer of what they are given.
