@@ -504,7 +504,7 @@ class _Checks(Trial):
     copies = _cache_copies(lowered.compile().as_text(), buffers)
     require(
       not copies,
-      f"{len(copies)} copies of something as large as a cache, as {copies[:1]}; "
+      f"{len(copies)} copies of what is as large as a cache, as {copies[:1]}; "
       "if it is none, give the models other sizes",
     )
 
