@@ -53,7 +53,7 @@ def first_run(target, costs, tmp_path_factory):
   path = tmp_path_factory.mktemp("first") / "calibration.json"
   with programs.waits() as waits:
     generate(target, path)
-  assert waits[0].startswith("timing this machine for --k=auto (kept in ")
+  assert waits[0].startswith("timing this machine, once (kept in ")
   assert waits[1] == "compiling k = 2 and trying it for 64 rounds"
   return path
 

@@ -169,7 +169,7 @@ def _timed(
       f"warning: others keep {busy:.1f} cores busy; what rounds cost is timed "
       f"all the same and kept: delete {path} to have it timed anew"
     )
-  with terminal.progress(f"timing this machine for --k=auto (kept in {path})"):
+  with terminal.progress(f"timing this machine, once (kept in {path})"):
     calibration = calibrated.timed(
       setup,
       target,

@@ -104,8 +104,8 @@ class Settings:
     mesh: data:N,model:M: N groups of M devices; each group has all weights, and
       shares out heads, inner columns and vocabulary among its M. Default: one
       device.
-    draft_ways: Of the M, how many share the draft model's weights; 1: each has
-      all of them. Default: M.
+    draft_ways: Of the M devices of a group (mesh), how many share the draft
+      model's weights; 1: each has all of them. Default: M.
   """
 
   target: str = shipped.TARGET

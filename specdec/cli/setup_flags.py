@@ -66,7 +66,9 @@ def define_mesh(flags: Flags) -> None:
     "This process is one of several, each with devices of its own. On TPU "
     "slices and under SLURM it finds the others by itself.",
   )
-  flags.string("coordinator", None, "With --distributed: address:port of 0.")
+  flags.string(
+    "coordinator", None, "With --distributed: HOST:PORT of process 0."
+  )
   flags.integer("processes", None, "With --coordinator: how many.")
   flags.integer("process", None, "With --coordinator: which, from 0 on.")
   flags.integer(

@@ -13,8 +13,10 @@ What is trained follows from the config's entries:
   model                  a language model on text; with `target` a draft that is
                          distilled from it
   head_config, no model  a drafter that reads the hidden states of `target`,
-                         which is frozen: acceptance_j and agreement_j in the
-                         log have the text itself as prefix
+                         which is frozen: dflash, dspark, eagle3, mtp, prophet
+                         and others, the word after the colon. acceptance_j (at
+                         temperature 1) and agreement_j in the log have the text
+                         itself as prefix, decoding lines the draft
   model, and an entry    a target from scratch with an auxiliary loss, whose
   head_config or         gradient reaches it: of a drafter (head_config and
   layer_skip             loss), of LayerSkip (random layer dropout, losses at
