@@ -96,6 +96,7 @@ def test_a_draft_step_reads_its_positions_whatever_the_context():
     ("sparse(window=0)", "window = 0; it must be in 1.."),
     ("sparse(sinks=-1)", "sinks = -1; it must be in 0..512"),
     ("quantized(window=0)", "window = 0; it must be in 1.."),
+    ("quantized(sinks=2)", "sinks=2 needs a window"),
     ("sparse(budget=3)", "budget"),
   ],
 )

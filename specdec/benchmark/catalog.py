@@ -184,7 +184,7 @@ def _quantized(
   weights: str = "int8",
   group: int = 256,
   window: int | None = None,
-  sinks: int = 4,
+  sinks: int | None = None,
 ) -> Weighted:
   if weights not in ("int8", "int4"):
     raise ValueError(f"quantized({weights}): there are int8 and int4")
@@ -199,7 +199,11 @@ def _quantized(
       "quantized: the target's weights are integers already; it rounds those "
       "that are not"
     )
-  positions = None if window is None else Sparse(window, sinks)
+  positions = None
+  if window is not None:
+    positions = Sparse(window) if sinks is None else Sparse(window, sinks)
+  elif sinks is not None:
+    raise ValueError(f"quantized: sinks={sinks} needs a window")
   cost = drafter_cost.quantized(config, group, bits, positions)
   place = target.places and target.places.target
   small = model_params.in_groups(config, bits, group)
