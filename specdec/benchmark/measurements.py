@@ -186,10 +186,10 @@ def _lengths() -> Iterable[Measurement]:
   many = f"{smollm2} --repeats=3"  # one row takes what 64 do, 64 times
   quick = "--batch=2 --limit=2 --max_new_tokens=12 --repeats=2 --k=1,2"
   for target, flags, batches, minutes in (
-    ("shipped", shipped, "1,4,16,64", 11),
+    ("shipped", shipped, "1,4,16,64", 19),
     ("copies", copies, "1,4,16,64", 10),
-    ("smollm2", smollm2, "1,4,16", 16),
-    ("smollm2_many", many, "64", 12),
+    ("smollm2", smollm2, "1,4,16", 32),
+    ("smollm2_many", many, "64", 56),
   ):
     yield Measurement(
       f"lengths_{target}",
@@ -217,21 +217,21 @@ def _goodput() -> Iterable[Measurement]:
   yield Measurement(
     "goodput_shipped",
     f"goodput {shipped} --k=2,4 --batch=1,4,16 --requests=32",
-    2.5,
+    7.5,
     "--k=2 --batch=2 --loads=inf --requests=4 --repeats=2 --max_new_tokens=16 "
     "--least_new_tokens=4",
   )
   yield Measurement(
     "goodput_shipped_64",
     f"goodput {shipped} --k=1,2 --batch=64 --requests=192",
-    2.5,
+    7.5,
     None,
   )
   yield Measurement(
     "goodput_smollm2",
     f"goodput {_TEXTS} --drafter=quantized {_DECIDED} --k=2,4 --batch=1,4 "
     "--loads=0.9,inf --requests=12 --max_new_tokens=32 --least_new_tokens=8",
-    6,
+    18,
     None,
   )
 
@@ -349,7 +349,7 @@ def _summary() -> Iterable[Measurement]:
 def _long() -> Iterable[Measurement]:
   """Self-drafts at long contexts: of SmolLM2's shape, for time alone, and of
   SmolLM2 that continues pages of ours."""
-  for context in (4096, 16384, 32768):
+  for context, minutes in ((4096, 1), (16384, 2), (32768, 2.5)):
     for name, drafter in (
       ("sparse", "sparse(window=256)"),
       ("quantized", "quantized"),
@@ -361,7 +361,7 @@ def _long() -> Iterable[Measurement]:
         f"--context={context} --limit=1 --max_new_tokens=64 "
         f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 --passes=1,5 "
         "--repeats=5",
-        1,
+        minutes,
         None,
       )
   pages = " ".join(
