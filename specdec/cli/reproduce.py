@@ -1,6 +1,6 @@
 """Measures everything that docs/results shows, one measurement after another.
 
-  python scripts/reproduce.py                   # seven hours on two CPU cores
+  python scripts/reproduce.py                   # six hours on two CPU cores
   python scripts/reproduce.py --quick           # minutes: does all of it work?
   python scripts/reproduce.py --list
   python scripts/reproduce.py --only=pair_greedy,rules
