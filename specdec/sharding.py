@@ -271,9 +271,6 @@ def shards(model: int, kv_heads: int) -> int:
   return math.gcd(model, kv_heads)
 
 
-_MLP = (("mlp", "inner columns of the MLP"),)
-
-
 def place(
   mesh: Mesh,
   counts: Mapping[str, int],
@@ -306,10 +303,12 @@ def place(
 
   # Experts are divided, if they can be, else each of them; or there are none.
   whole = not counts.get("experts", 0) % ways
+  if whole and counts.get("experts"):
+    counts = {**counts, "mlp": 0}
   for name, words in (
     ("vocab", "tokens of the vocabulary"),
     ("query", "query heads"),
-    *(() if whole and counts.get("experts") else _MLP),
+    ("mlp", "inner columns of the MLP"),
     ("shared", "inner columns of the shared expert"),
     ("state", "recurrent heads"),
   ):

@@ -349,12 +349,13 @@ def _summary() -> Iterable[Measurement]:
 def _long() -> Iterable[Measurement]:
   """Self-drafts at long contexts: of SmolLM2's shape, for time alone, and of
   SmolLM2 that continues pages of ours."""
+  ways = (
+    ("sparse", "sparse(window=256)"),
+    ("quantized", "quantized"),
+    ("both", "quantized(window=256)"),
+  )
   for context, minutes in ((4096, 1), (16384, 2), (32768, 2.5)):
-    for name, drafter in (
-      ("sparse", "sparse(window=256)"),
-      ("quantized", "quantized"),
-      ("both", "quantized(window=256)"),
-    ):
+    for name, drafter in ways:
       yield Measurement(
         f"long_{context}_{name}",
         "bench --target=preset:smollm2-135m --random_weights --noprefill "
@@ -365,17 +366,10 @@ def _long() -> Iterable[Measurement]:
         None,
       )
   pages = " ".join(
-    f"--prompt_file={page}"
-    for page in (
-      *("docs/roofline.md", "docs/training.md", "docs/measuring.md"),
-      "docs/checkpoints.md",
-    )
+    f"--prompt_file=docs/{page}.md"
+    for page in ("roofline", "training", "measuring", "checkpoints")
   )
-  for name, drafter in (
-    ("sparse", "sparse(window=256)"),
-    ("quantized", "quantized"),
-    ("both", "quantized(window=256)"),
-  ):
+  for name, drafter in ways:
     yield Measurement(
       f"long_pages_{name}",
       f"eval {SMOLLM2} {pages} --max_new_tokens=128 --drafter={drafter} "

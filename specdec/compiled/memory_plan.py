@@ -236,7 +236,9 @@ def _pass_bytes(
       table /= _share(("vocab",), place)
       copies += weights - (0 if head else (2 - config.tied) * table)
   scores = config.num_heads / _share(("query",), place) * slots
-  inner = (config.mlp_width + config.shared_width) / _share(("mlp",), place)
+  columns = ("expert_mlp",) if config.num_experts else ("mlp",)
+  inner = config.mlp_width / _share(columns, place)
+  inner += config.shared_width / _share(("shared",), place)
   values = max(2 * scores, 3 * inner) + 3 * config.width
   return copies, (1 + _REUSED) * 4 * rows * tokens * values
 

@@ -224,10 +224,7 @@ def of_rules(
     columns["of optimum"] = lambda run: _of_optimum(**run["comparison"])
   lines = [listed(runs, columns)]
   wrong = {
-    run["comparison"]["rule"]
-    for run in runs
-    if run["comparison"]["lossless"]
-    and (run["comparison"].get("distance") or 0) > ROUNDING
+    run["comparison"]["rule"] for run in runs if _is_wrong(**run["comparison"])
   }
   caveats = [
     *caveats,
@@ -241,11 +238,18 @@ def of_rules(
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
 
 
+def _is_wrong(
+  lossless: bool, distance: float | None = None, **comparison
+) -> bool:
+  """Whether a rule that calls itself lossless is not; of one that shares the
+  target's noise there is no distance."""
+  return lossless and (distance or 0) > ROUNDING
+
+
 def _distribution(
   lossless: bool, distance: float | None = None, **comparison
 ) -> str:
-  # Of a rule that shares the target's noise there is no distance.
-  if lossless and (distance or 0) > ROUNDING:
+  if _is_wrong(lossless, distance):
     return f"NOT exact, TV {distance:.3f}"
   if lossless:
     return f"exact to {distance:.0e}" if distance else "exact"
