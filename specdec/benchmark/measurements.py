@@ -34,6 +34,7 @@ class Measurement(NamedTuple):
     environment: NAME=VALUE, by which the command differs from others.
     needs: modules and files without which it cannot run, each with how to get
       it.
+    apart: it takes long and runs where it is named, not with all.
   """
 
   name: str
@@ -43,6 +44,7 @@ class Measurement(NamedTuple):
   flag: str = ""
   environment: str = ""
   needs: Sequence[tuple[str, str]] = ()
+  apart: bool = False
 
   @property
   def program(self) -> str:
@@ -197,6 +199,7 @@ def _lengths() -> Iterable[Measurement]:
       "--passes=1",
       minutes,
       None if target.startswith("smollm2") else quick,
+      apart=target.startswith("smollm2"),
     )
   yield Measurement(
     "lengths_table",
@@ -233,6 +236,7 @@ def _goodput() -> Iterable[Measurement]:
     "--loads=0.9,inf --requests=12 --max_new_tokens=32 --least_new_tokens=8",
     18,
     None,
+    apart=True,
   )
 
 
@@ -376,6 +380,7 @@ def _long() -> Iterable[Measurement]:
       "--k=4,6",
       5,
       None,
+      apart=True,
     )
 
 
