@@ -179,7 +179,7 @@ def cases():
     yield pytest.param(name, "lookup", 8, marks=SLOW)
 
 
-@pytest.mark.parametrize("name, kind, k", cases())
+@pytest.mark.parametrize("name, kind, k", list(cases()))
 def test_b05_b06_b22_b24_coupled_is_autoregressive_decoding(name, kind, k):
   state = speculative(name, kind, k, "coupled")
   assert texts(state) == texts(baseline(name))

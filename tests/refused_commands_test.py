@@ -218,7 +218,7 @@ def lines():
       yield f"{base} {flags}", sentence
 
 
-@pytest.mark.parametrize("command, sentence", lines())
+@pytest.mark.parametrize("command, sentence", list(lines()))
 def test_a_wrong_command_ends_in_one_sentence(
   command, sentence, target, tmp_path, monkeypatch
 ):

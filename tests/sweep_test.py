@@ -359,7 +359,11 @@ def test_what_a_sweep_file_may_not_say(part, value, sentence):
 @pytest.mark.parametrize(
   "points, arguments, sentence",
   [
-    ([{"drafter": "lokup"}], [], "points[0]: lokup; did you mean look"),
+    (
+      [{"drafter": "lokup"}],
+      [],
+      "points[0]: no drafter lokup; did you mean look",
+    ),
     (POINTS, ["--draft_ways=1"], "is a setting of the points"),
     (POINTS, ["--pairs=0"], "--pairs=0"),
     (POINTS, ["--texts=3"], "no multiple of the batch 2"),

@@ -27,6 +27,7 @@ context (slots of cache), load, date, file_checksums (of files that settings
 name: a point whose drafter was edited is measured anew); or point and error.
 """
 
+import contextlib
 import json
 
 from specdec.benchmark import provenance, sweep_run
@@ -121,7 +122,8 @@ def sweep(options: app.Options) -> None:
   bench = SweepBench(folder / "calibration.json", points, rounds, lengths)
   again = options.retry, options.repredict
   curves = sweep_scalars.Curves(folder / "tensorboard", lines.entries)
-  measured = sweep_run.measure_all(bench, points, lines, *again, curves.add)
+  with contextlib.closing(curves):
+    measured = sweep_run.measure_all(bench, points, lines, *again, curves.add)
   terminal.report(tables.of_sweep(measured))
   failed = len(points) - len(measured)
   if failed:

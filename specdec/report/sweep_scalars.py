@@ -55,6 +55,11 @@ class Curves:
           file.scalar(run["k"], name, value)
       file.flush()
 
+  def close(self) -> None:
+    """Closes the files, which are flushed already."""
+    for file in self._files.values():
+      file.close()
+
   def _file(self, curve: str) -> EventFile:
     if curve not in self._files:
       name = re.sub(r"[^\w=.,;() |-]", "_", curve)
