@@ -270,7 +270,7 @@ def attention_case(case, dtype=jnp.float32):
   return query, keys, values, view, cap
 
 
-def dense(query, keys, values, view, cap):
+def dense(query, keys, values, view, cap, sink_logits=None):
   """Attention by definition in float64, over every slot."""
   group = query.shape[2] // keys.shape[1]
   keys, values = (
@@ -283,6 +283,10 @@ def dense(query, keys, values, view, cap):
     x = x + np.float64(view.bias_of(jnp.arange(keys.shape[2])))
   mask = np.asarray(view.mask_of(jnp.arange(keys.shape[2])))
   x = np.where(mask[:, None], x, -np.inf)
+  if sink_logits is not None:
+    sink = np.float64(sink_logits)[None, :, None, None]
+    x = np.concatenate([x, np.broadcast_to(sink, (*x.shape[:3], 1))], axis=-1)
+    values = np.pad(values, ((0, 0), (0, 0), (0, 1), (0, 0)))
   x = np.exp(x - x.max(-1, keepdims=True))
   y = np.einsum("bhts,bhsd->bthd", x / x.sum(-1, keepdims=True), values)
   return y.reshape(*query.shape[:2], -1)
@@ -312,6 +316,20 @@ def test_attention_with_a_bias_by_relative_position(case, on_mesh):
   attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
   y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
   np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_with_another_logit_in_the_softmax(case, on_mesh):
+  *arrays, view, cap = attention_case(case)
+  logits = 8 + 3 * random(5, arrays[0].shape[2:3])
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  y = jax.jit(
+    lambda *arrays: attend(*arrays, view, cap=cap, sink_logits=logits)
+  )(*arrays)
+  expected = dense(*arrays, view, cap, logits)
+  np.testing.assert_allclose(y, expected, atol=2e-5)
+  assert np.abs(expected - dense(*arrays, view, cap)).max() > 0.1
 
 
 @pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])

@@ -18,7 +18,7 @@ def slow(*case):
 
 # Mesh, drafter and a model with something that is new to a mesh: norms over
 # heads on several devices, parts of heads, layers without rotation, windows,
-# recurrent heads and groups of them, a shared expert.
+# recurrent heads and groups of them, a shared expert, biases of experts.
 CASES = [
   ("olmo2", "early_exit", (2, 4)),
   ("phi3_longrope", "model", (4, 2)),
@@ -26,6 +26,8 @@ CASES = [
   ("gemma3_images", "lookup", (2, 4)),
   ("bamba", "tree", (2, 4)),
   ("qwen3_next", "early_exit", (4, 2)),
+  ("gpt_oss", "early_exit", (4, 2)),
+  slow("gpt_oss", "tree", (2, 4)),
   slow("bamba", "model", (4, 2)),
   slow("qwen3_next", "tree", (4, 2)),
   slow("gemma3", "published_eagle3", (2, 4)),

@@ -30,6 +30,7 @@ PASSED = {
   "phi3_longrope": 16,
   "smollm3": 5,
   "olmo2": 0,
+  "gpt_oss": 16,
 }
 SLOW = pytest.mark.slow
 
@@ -46,6 +47,9 @@ def cases():
     ("smollm3", "eagle3"),
     ("olmo2", "early_exit"),
     ("olmo2", "mtp"),
+    ("gpt_oss", "tree"),
+    ("gpt_oss", "early_exit"),
+    ("gpt_oss", "eagle3"),
   }
   for name in PASSED:
     for drafter in (*list(DRAFTERS)[1:], "eagle3", "mtp"):

@@ -53,6 +53,13 @@ GEMMA = {"head_dim": 256, "num_kv_heads": 4, "query_scalar": 256, "tied": True}
     ("Qwen3Moe", {"num_kv_heads": 4, "head_dim": 2, "num_experts": 128,
                   "experts_per_token": 8, "normalize_experts": False,
                   "mlp_width": 768}),
+    ("GptOss", {"num_kv_heads": 8, "head_dim": 64, "norm_epsilon": 1e-5,
+                "rope_theta": 150_000.0, "windows": (128, None) * 4,
+                "num_experts": 128, "experts_per_token": 4, "qkv_bias": True,
+                "o_bias": True, "attention_sinks": True, "swiglu_limit": 7.0,
+                "expert_biases": True, "activation": "quick_gelu",
+                "rope_scaling": Yarn(32.0, 4096, 1 + 0.1 * math.log(32),
+                                     truncate=False)}),
   ],
 )  # fmt: skip
 def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):

@@ -40,6 +40,9 @@ PUBLISHED = {
   "qwen3-32b": 32_762_123_264,
   "qwen3-30b-a3b": 30_532_122_624,
   "qwen3-next-80b-a3b": 81_324_862_720 - MTP_OF_QWEN3_NEXT,
+  # 20.91 and 116.83 billion in table 1 of the model card, arXiv:2508.10925.
+  "gpt-oss-20b": 20_914_757_184,
+  "gpt-oss-120b": 116_829_156_672,
   "gemma2-2b": 2_614_341_888,
   "gemma2-9b": 9_241_705_984,
   "gemma2-27b": 27_227_128_320,
@@ -102,6 +105,7 @@ def test_options_are_those_of_an_architecture():
     "qwen3": "Qwen3",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
+    "gpt": "GptOss",
     "smollm3": "SmolLM3",
     "phi3": "Phi3",
     "phi4": "Phi3",

@@ -236,6 +236,45 @@ ARCHITECTURES = {
     },
     only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
   ),
+  "GptOssForCausalLM": Architecture(
+    "gpt_oss",
+    _all_but_every,
+    implied={
+      "qkv_bias": True,
+      "o_bias": True,
+      "attention_sinks": True,
+      "expert_biases": True,
+      "activation": "quick_gelu",
+    },
+    keys=_EXPERTS
+    | {"num_experts": "num_local_experts", "swiglu_limit": "swiglu_limit"},
+    absent={
+      "num_key_value_heads": 8,
+      "head_dim": 64,
+      "rms_norm_eps": 1e-5,
+      "rope_theta": 150_000.0,
+      "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+      },
+      "sliding_window": 128,
+      "sliding_window_pattern": 2,
+      "num_local_experts": 128,
+      "num_experts_per_tok": 4,
+      "swiglu_limit": 7.0,
+    },
+    only=_SILU
+    | {
+      "attention_bias": (True,),
+      "swiglu_alpha": (1.702,),
+      "sliding_window_pattern": (2,),
+    },
+    fuses=True,
+  ),
   "Qwen3NextForCausalLM": Architecture(
     "qwen3_next",
     lambda *_: False,

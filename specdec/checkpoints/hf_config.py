@@ -239,6 +239,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     del rendered["pard_token"]
   for option in architecture.only.keys() & {"hidden_act", "hidden_activation"}:
     rendered[option] = architecture.only[option][0]
+  if "rope_parameters" in architecture.absent and not config.rope_scaling:
+    rendered["rope_parameters"] = {"rope_type": "default"}
   if architecture.pads:
     rendered["pad_token_id"] = None
   window = max(filter(None, config.windows), default=None)

@@ -12,6 +12,7 @@ _FLOATS = (
   *("attn_logit_softcapping", "final_logit_softcapping"),
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   "partial_rotary_factor",
+  "swiglu_limit",
 )
 BOOLEANS = ("tie_word_embeddings", "norm_topk_prob", "truncate")
 BOOLEANS += ("mamba_conv_bias",)

@@ -22,6 +22,7 @@ from specdec.checkpoints import (
   compressed,
   float8,
   hf_config,
+  mxfp4,
   names,
   stored_names,
 )
@@ -85,7 +86,7 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   scheme = content.get(compressed.KEY)
   if float8.applies(scheme):
     float8.check(scheme, str(path))
-  else:
+  elif not mxfp4.applies(scheme):
     compressed.check(content, str(path))
   content.pop(compressed.KEY, None)
   has_head = None
@@ -173,14 +174,19 @@ class Weights:
     }
     self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
     self._scales = {}  # of matrices in float8: name -> that of its scales
+    self._mxfp4 = set()  # names of matrices, as _stacked has them
     scheme = content.get(compressed.KEY)
     if float8.applies(scheme):
       with naming(self.source):
         self.shapes, self._scales = float8.logical(shapes)
+    elif mxfp4.applies(scheme):
+      with naming(self.source):
+        self.shapes, self._mxfp4 = mxfp4.logical(shapes)
     elif scheme:
       with naming(self.source):
         self.shapes, self.formats = compressed.logical(shapes, scheme)
     self._parts = {}  # name -> the matrix that holds it, and its rows there
+    self._stacked = {}  # name -> stored_names.Stacked
     if hf_config.is_fused(content):
       self._split(config(directory, "float32"))
 
@@ -204,6 +210,14 @@ class Weights:
         self._parts[name] = whole, part_rows
         if form is not None:
           self.formats[name] = form
+    self._stacked = stored_names.stacked(config)
+    wholes = {x.whole: self.shapes.get(x.whole) for x in self._stacked.values()}
+    for name, (whole, columns) in self._stacked.items():
+      self.shapes.pop(whole, None)
+      if wholes[whole] is not None:
+        experts, *inputs, outputs = wholes[whole]
+        outputs = len(range(outputs)[columns])
+        self.shapes[name] = experts, outputs, *inputs
 
   def integers(
     self, name: str, tensor: names.Tensor | None = None
@@ -258,6 +272,8 @@ class Weights:
     if name in self.formats:
       return dequantize(self.integers(name))[index]
     index = index or (slice(None),) * len(self.shapes[name])
+    if name in self._stacked:
+      return self._experts(self._stacked[name], index)
     if name in self._parts:
       whole, rows = self._parts[name]
       rows = rows[index[0]]
@@ -266,6 +282,25 @@ class Weights:
       part = self._stored_slice(whole, (span, *index[1:]))
       return part if len(part) == len(rows) else part[rows - rows[0]]
     return self._stored_slice(name, index)
+
+  def _experts(
+    self, stacked: stored_names.Stacked, index: tuple[slice, ...]
+  ) -> np.ndarray:
+    """Reads a slice [experts, out, in] or [experts, out] of stacked experts."""
+    name, columns = stacked
+    experts, outputs, *inputs = index
+    if name in self._mxfp4:
+      parts = self._slice(name + mxfp4.BLOCKS, mxfp4.STORED)
+      scales = self._slice(name + mxfp4.SCALES, mxfp4.STORED)
+      columns = range(parts.get_shape()[1])[columns][outputs]
+      span = slice(columns[0], columns[-1] + 1)
+      read = mxfp4.dequantize(parts[experts, span], scales[experts, span])
+      return read[:, :: columns.step, inputs[0]]
+    stored = self._slice(name, *_FLOATS)
+    columns = range(stored.get_shape()[-1])[columns][outputs]
+    span = slice(columns[0], columns[-1] + 1)
+    read = stored[(experts, *inputs, span)][..., :: columns.step]
+    return read.swapaxes(1, 2) if inputs else read
 
   def _stored_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Reads a slice of a tensor of the file, of float8 times its scales."""
@@ -314,6 +349,14 @@ def save_safetensors(
     rows = np.concatenate([part.rows for part in parts])
     held = [leaves.pop(part.tensor.hugging_face) for part in parts]
     leaves[(whole,)] = jax.tree.map(functools.partial(_joined, rows), *held)
+  for name, (whole, columns) in stored_names.stacked(config).items():
+    array = np.asarray(leaves.pop((name,)))
+    array = array.swapaxes(1, -1) if array.ndim == 3 else array
+    if columns == slice(None):
+      arrays[whole] = np.ascontiguousarray(array)
+      continue
+    shape = *array.shape[:-1], 2 * array.shape[-1]
+    arrays.setdefault(whole, np.empty(shape, array.dtype))[..., columns] = array
   for stored, leaf in leaves.items():
     if isinstance(leaf, Quantized):
       arrays |= compressed.arrays(stored[0], leaf)

@@ -61,7 +61,8 @@ _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
 _NEWER += "encoder_layers", "start_token", "rotary_dims"
 _NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
 _NEWER += "mask_token", "recurrence", "attention_gate"
-_NEWER += "shared_width", "shared_gate"
+_NEWER += "shared_width", "shared_gate", "o_bias", "attention_sinks"
+_NEWER += "swiglu_limit", "expert_biases"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

@@ -100,6 +100,15 @@ _QWEN3_MOE = {
   "mlp/up": ("mlp.experts.{}.up_proj", "ffn_up_exps"),
   "mlp/down": ("mlp.experts.{}.down_proj", "ffn_down_exps"),
 }
+# Files stack its experts, and hold gates and ups as one (stored_names.py).
+_GPT_OSS = {
+  "mlp/router": ("mlp.router", "ffn_gate_inp"),
+  "mlp/gate": ("mlp.experts.gate_proj", "ffn_gate_exps"),
+  "mlp/up": ("mlp.experts.up_proj", "ffn_up_exps"),
+  "mlp/down": ("mlp.experts.down_proj", "ffn_down_exps"),
+}
+# Parameters whose names in files have no '.weight' or '.bias'.
+_WHOLE = {"attention/sink_logits": ("self_attn.sinks", "attn_sinks")}
 
 # Of T5: below the model, a layer of a stack, and its sublayers, which are
 # numbered; the MLP is the last of them.
@@ -159,13 +168,18 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     outside |= {"final_norm": _BAMBA["final_norm"]}
   if config.post_norms:
     in_layer |= _POST_NORMS
-  if config.num_experts:
+  if config.expert_biases:
+    in_layer |= _GPT_OSS
+  elif config.num_experts:
     in_layer |= _QWEN3_MOE if config.qk_norm else _MIXTRAL
   permuted = {"q/weight": config.num_heads, "k/weight": config.num_kv_heads}
 
   def tensor(path: str, spec: params.ParamSpec) -> Tensor:
     name, end = path.rsplit("/", 1)
     stored_end = ".bias" if end == "bias" else ".weight"
+    below = path.partition("/")[2]
+    if below in _WHOLE:
+      in_layer[below], name, stored_end = _WHOLE[below], path, ""
     layer = re.match(r"layer_(\d+)/(?=recurrent/)", path)
     if layer:  # no GGUF file of these is read either
       name = f"{RECURRENT[kind]}.{_RECURRENT[path[layer.end() :]]}"

@@ -48,6 +48,32 @@ def fused(config: TransformerConfig) -> dict[str, list[Part]]:
   return held
 
 
+class Stacked(NamedTuple):
+  """A tensor of all experts that lies in a larger one, [E, in, out].
+
+  Its own matrices are [out, in]; biases are [E, out] in both.
+  """
+
+  whole: str
+  columns: slice  # which of the outputs
+
+
+def stacked(config: TransformerConfig) -> dict[str, Stacked]:
+  """Returns name of a tensor -> where files hold it, of stacked experts."""
+  if not config.expert_biases:
+    return {}
+  held = {}
+  columns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+  for i in range(config.num_layers):
+    prefix = f"model.layers.{i}.mlp.experts."
+    for name in ("gate", "up", "down"):
+      whole = prefix + ("down_proj" if name == "down" else "gate_up_proj")
+      part = columns.get(name, slice(None))
+      held[f"{prefix}{name}_proj.weight"] = Stacked(whole, part)
+      held[f"{prefix}{name}_proj.bias"] = Stacked(f"{whole}_bias", part)
+  return held
+
+
 def _wholes(
   config: TransformerConfig, layer: int
 ) -> Iterator[tuple[str, int, list[str]]]:

@@ -161,6 +161,7 @@ def attend(
   *,
   scale: float,
   cap: float | None = None,
+  sink_logits: jax.Array | None = None,
   on_mesh: bool = False,
 ) -> jax.Array:
   """Computes grouped-query attention over the slots of a cache in use.
@@ -176,6 +177,8 @@ def attend(
     keys, values: [B, KV heads, S, D].
     scale: multiplies the scores.
     cap: bounds the scores to cap * tanh(score / cap).
+    sink_logits: [heads], each another term of its head's softmax, without a
+      value.
     on_mesh: the arrays are divided over devices.
 
   Returns:
@@ -193,6 +196,7 @@ def attend(
       ancestors,
       jnp.asarray(view.depth, jnp.int32),
       view.bias,
+      sink_logits,
       cpu=functools.partial(
         cpu_kernels.attend,
         first=view.first,
@@ -201,14 +205,16 @@ def attend(
         scale=scale,
         cap=cap,
       ),
-      default=lambda q, k, v, *_: _by_xla(q, k, v, view, scale, cap),
+      default=lambda q, k, v, *rest: _by_xla(
+        q, k, v, view, scale, cap, rest[-1]
+      ),
     )
   else:
-    y = _by_xla(query, keys, values, view, scale, cap)
+    y = _by_xla(query, keys, values, view, scale, cap, sink_logits)
   return y.reshape(*query.shape[:2], -1).astype(query.dtype)
 
 
-def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
+def _by_xla(query, keys, values, view, scale, cap, sink_logits) -> jax.Array:
   """Returns [B, T, heads, D] in float32; arguments as of `attend`."""
   batch, num_tokens, num_heads, dim = query.shape
   num_kv_heads, num_slots = keys.shape[1:3]
@@ -236,11 +242,19 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
       "bhqs,bhsd->bhqd", weights, values, preferred_element_type=jnp.float32
     )
 
+  sink = None
+  if sink_logits is not None:  # of each query, [1, KV heads, groups * T, 1]
+    sink = jnp.repeat(sink_logits.astype(jnp.float32), num_tokens)
+    sink = sink.reshape(1, num_kv_heads, -1, 1)
   mask, slots = view.mask, jnp.arange(num_slots)
   if mask is None and num_slots <= BLOCK:
     mask = view.mask_of(slots)
   if mask is not None:
-    y = weighted(jax.nn.softmax(scores(keys, mask, slots), axis=-1), values)
+    x = scores(keys, mask, slots)
+    if sink is not None:
+      x = jnp.concatenate([x, jnp.broadcast_to(sink, (*x.shape[:3], 1))], -1)
+    weights = jax.nn.softmax(x, axis=-1)[..., :num_slots]
+    y = weighted(weights, values)
   else:
     first, last = view.blocks(num_slots)
     # Sinks are in block 0, which is read ahead of a window's.
@@ -263,6 +277,8 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
 
     zeros = jnp.zeros(query.shape, jnp.float32)
     start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
+    if sink is not None:
+      start = start[0].at[:].set(sink), start[1] + 1, zeros
     with jax.named_scope(LOOP):
       _, total, y = jax.lax.fori_loop(first - has_sinks, last, body, start)
     y /= total

@@ -7,7 +7,7 @@ from specdec.models.rope_scaling import LongRope, Scaling, Yarn
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
-ACTIVATIONS = "silu", "gelu_tanh", "relu"
+ACTIVATIONS = "silu", "gelu_tanh", "relu", "quick_gelu"
 DTYPES = "float32", "bfloat16"
 # Far above any published model; files with more are damaged or hostile.
 _MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
@@ -165,6 +165,9 @@ class TransformerConfig:
   # the token's included; () for full attention in all.
   windows: tuple[int | None, ...] = ()
   qkv_bias: bool = False
+  o_bias: bool = False  # of attention's output projection (GPT-OSS)
+  # A learned logit a head takes part in the softmax, without a value (GPT-OSS).
+  attention_sinks: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
   joint_qk_norm: bool = False  # these norms span all heads at once (OLMo 2)
   attention_gate: bool = False  # sigmoids multiply heads' outputs (Qwen3-Next)
@@ -177,11 +180,15 @@ class TransformerConfig:
   norm_offset: bool = False  # RMSNorm multiplies by 1 + scale (Gemma)
   scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
   activation: str = "silu"  # of the MLP's gate; 'gelu_tanh' (Gemma)
+  # Bounds gates from above and ups on both sides, in act(gate(x)) (up(x) + 1)
+  # (GPT-OSS); None: as above.
+  swiglu_limit: float | None = None
   gated: bool = True  # False: act(up(x)) instead of act(gate(x)) up(x) (T5 1.0)
   # Files hold q, k and v as one matrix, and gate and up as another (Phi-3).
   fused: bool = False
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
+  expert_biases: bool = False  # of their matrices and the router's (GPT-OSS)
   normalize_experts: bool = True  # a token's routing weights sum to one
   # Inner width of the shared expert, an MLP that every token passes; 0: none.
   shared_width: int = 0
@@ -224,7 +231,7 @@ class TransformerConfig:
     check_counts(self, "vocab_size", *SIZES)
     check_positive(self, "norm_epsilon", "rope_theta")
     optional = "local_rope_theta", "query_scalar"
-    optional += "attention_softcap", "logit_softcap"
+    optional += "attention_softcap", "logit_softcap", "swiglu_limit"
     check_positive(self, *optional, optional=True)
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
@@ -262,7 +269,11 @@ class TransformerConfig:
     if self.encoder_layers and not self.relative_buckets:
       raise ValueError("an encoder needs relative_buckets")
     if self.fused and (
-      self.num_experts or self.qkv_bias or not self.gated or self.encoder_layers
+      self.num_experts
+      or self.qkv_bias
+      or self.o_bias
+      or not self.gated
+      or self.encoder_layers
     ):
       raise ValueError(
         "fused matrices are of a decoder with gated, dense MLPs and no biases"
@@ -280,6 +291,12 @@ class TransformerConfig:
       )
     if self.shared_gate and not self.shared_width:
       raise ValueError("shared_gate = True needs shared_width")
+    if self.expert_biases and not self.num_experts:
+      raise ValueError("expert_biases = True needs experts")
+    if self.swiglu_limit is not None and not self.gated:
+      raise ValueError("swiglu_limit is of gated MLPs")
+    if self.attention_sinks and self.encoder_layers:
+      raise ValueError("attention_sinks are of a decoder without an encoder")
     if self.num_experts and not self.gated:
       raise ValueError("experts are gated: gated = False is for dense MLPs")
     if self.encoder_layers and (any(self.windows) or self.num_experts):
@@ -374,6 +391,7 @@ class TransformerConfig:
       extra += self.width * self.num_heads * self.head_dim
     if self.qkv_bias:
       extra += self.head_dim * (heads + self.num_kv_heads)
+    extra += self.width * self.o_bias + self.num_heads * self.attention_sinks
     if self.qk_norm:
       extra += self.head_dim * (heads if self.joint_qk_norm else 2)
     layer = 2 * (self.pre_norms + self.post_norms) * self.width
@@ -382,6 +400,8 @@ class TransformerConfig:
     layer += matrices * self.width * inner
     layer += self.width * self.shared_gate
     layer += self.num_experts * self.width  # the router
+    if self.expert_biases:
+      layer += self.num_experts * (2 * self.mlp_width + self.width + 1)
     outside = self.vocab_size * self.width * (1 if self.tied else 2)
     outside += self.width + self.relative_buckets * self.num_heads
     if self.encoder_layers:

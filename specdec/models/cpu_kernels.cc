@@ -439,6 +439,7 @@ struct Attention {
   const uint8_t* seen = nullptr;    // [trees, N, N]: node attends to node
   const int32_t* depth = nullptr;   // [depths, N]
   const float* bias = nullptr;  // [2 * reach + 1, heads * group], on scores
+  const float* sink_logits = nullptr;  // [heads * group], on softmax; or null
   float* y = nullptr;           // as query
   int64_t batch = 1, heads = 1, group = 1, tokens = 1, dim = 0, slots = 0;
   int64_t nodes = 1, first = 0;     // N = first + T
@@ -650,7 +651,10 @@ void RunRows(Pool& pool, const Attention& a, int64_t from, int64_t end,
   ForEach(pool, pairs * tiles, laid_bytes, [&](int64_t i) {
     float* const to = laid + i * tile;
     std::fill(to, to + tile, 0.0f);
-    for_queries(i, [&](int64_t r, Softmax&, int64_t at) {
+    const float* sinks =
+        a.sink_logits ? a.sink_logits + i / tiles % a.heads * a.group : nullptr;
+    for_queries(i, [&](int64_t r, Softmax& sum, int64_t at) {
+      if (sinks) sum = {sinks[r % a.group], 1.0f};
       for (int64_t d = 0; d < a.dim; ++d) {
         to[d * kBlock + r % kBlock] = a.query[at + d] * a.scale;
       }
@@ -707,6 +711,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::AnyBuffer keys, ffi::AnyBuffer values,
                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::PRED> seen,
                   ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
+                  ffi::Buffer<ffi::F32> sink_logits,
                   ffi::ResultBuffer<ffi::F32> y,
                   int64_t first, int64_t window, int64_t sinks, float scale,
                   float cap) {
@@ -735,6 +740,10 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
       (biases[0] != 0 && biases[0] % 2 == 0)) {
     return Refused("a bias is [2 R + 1, heads]");
   }
+  const Shape logits = sink_logits.dimensions();
+  if (!Is(logits, {0}) && !Is(logits, {q[2]})) {
+    return Refused("sink logits are [heads]");
+  }
   Attention a;
   a.query = query.typed_data();
   a.keys = keys.untyped_data();
@@ -743,6 +752,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   a.seen = reinterpret_cast<const uint8_t*>(seen.typed_data());
   a.depth = depth.typed_data();
   a.bias = bias.typed_data();
+  a.sink_logits = logits[0] > 0 ? sink_logits.typed_data() : nullptr;
   a.y = y->typed_data();
   a.batch = q[0];
   a.tokens = q[1];
@@ -788,6 +798,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int64_t>("first")

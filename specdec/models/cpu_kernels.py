@@ -252,6 +252,7 @@ def attend(
   ancestors: jax.Array,
   depth: jax.Array,
   bias: jax.Array | None = None,
+  sink_logits: jax.Array | None = None,
   *,
   first: int = 0,
   window: int | None = None,
@@ -269,6 +270,7 @@ def attend(
     depth: [B or 1, N] int32 of every node.
     bias: [2 R + 1, heads] float32, added to the (capped) scores by how far the
       slot lies before the node in positions, from -R to R; None: none.
+    sink_logits: [heads], another term of each softmax; None: none.
     window: positions of the sliding window, a node's included.
     sinks: first slots that are seen outside of the window.
     scale: multiplies the scores, before they are capped.
@@ -284,6 +286,12 @@ def attend(
   result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
   if bias is None:
     bias = jnp.zeros((0, query.shape[2]), jnp.float32)
+  if sink_logits is None:
+    sink_logits = jnp.zeros(0)
+  elif sink_logits.shape != query.shape[2:3]:
+    raise ValueError(
+      f"sink_logits {list(sink_logits.shape)}; there are {query.shape[2]} heads"
+    )
   call = jax.ffi.ffi_call("specdec_attend", result, vmap_method="sequential")
   return call(
     query.astype(jnp.float32),
@@ -293,6 +301,7 @@ def attend(
     ancestors,
     depth,
     bias,
+    sink_logits.astype(jnp.float32),
     first=np.int64(first),
     window=np.int64(window or 0),
     sinks=np.int64(sinks),

@@ -20,9 +20,19 @@ ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
   "relu": jax.nn.relu,
+  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
 LOOP = "chosen_experts"  # name of the loop over them in compiled programs
+
+
+def gated(config: TransformerConfig, gate: jax.Array, up: jax.Array):
+  """Returns the inner values of a gated MLP (arXiv:2002.05202)."""
+  limit = config.swiglu_limit
+  if limit is not None:
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
+  return ACTIVATIONS[config.activation](gate) * up
+
 
 # Jitted, so that eager callers too compile one program for each shape.
 normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
@@ -39,13 +49,18 @@ def weight(module: nn.Module, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 class Weight(nn.Module):
-  """Holds the parameter `weight`, so that its path ends like Linear's."""
+  """Holds `weight`, and `bias` or None, so that paths end like Linear's."""
 
   shape: tuple[int, ...]
+  bias: bool = False
 
   @nn.compact
-  def __call__(self, dtype) -> jax.Array:
-    return weight(self, self.shape, dtype)
+  def __call__(self, dtype) -> tuple[jax.Array, jax.Array | None]:
+    bias = None
+    if self.bias:
+      shape = self.shape[:-1]
+      bias = self.param("bias", nn.initializers.zeros, shape, dtype)
+    return weight(self, self.shape, dtype), bias
 
 
 class Experts(nn.Module):
@@ -63,12 +78,20 @@ class Experts(nn.Module):
   def __call__(self, x: jax.Array, in_training: bool) -> jax.Array:
     c = self.config
     up_shape = (c.num_experts, c.mlp_width, c.width)
-    router = Weight((c.num_experts, c.width), name="router")(x.dtype)
-    gate = Weight(up_shape, name="gate")(x.dtype)
-    up = Weight(up_shape, name="up")(x.dtype)
-    down = Weight((c.num_experts, c.width, c.mlp_width), name="down")(x.dtype)
+    down_shape = (c.num_experts, c.width, c.mlp_width)
+
+    def held(name, *shape):
+      return Weight(shape, c.expert_biases, name=name)(x.dtype)
+
+    router, router_bias = held("router", c.num_experts, c.width)
+    gate, gate_bias = held("gate", *up_shape)
+    up, up_bias = held("up", *up_shape)
+    down, down_bias = held("down", *down_shape)
+    biases = () if gate_bias is None else (gate_bias, up_bias)
 
     scores = project(router, x)
+    if router_bias is not None:
+      scores += router_bias[None, None]
     probs = jax.nn.softmax(scores.astype(jnp.float32))
     gates, chosen = jax.lax.top_k(probs, c.experts_per_token)  # [B, T, k]
     if c.normalize_experts:
@@ -77,33 +100,41 @@ class Experts(nn.Module):
     # [B, T, E], mostly zero.
     weights = jnp.sum(jnp.where(one_hot, gates[..., None], 0), axis=-2)
     is_chosen = jnp.any(one_hot, axis=-2)
+    matrices = gate, up, down, *biases
     if in_training:
-      return self.run_all(x, weights, gate, up, down)
-    axes, of_token = ("experts", "expert_mlp"), ("rows", None, "experts")
-    # Every device has experts of its own, or a part of each.
-    run = self.place.on_each(
-      self.run_chosen,
-      (("rows",), of_token, of_token, axes, axes, ("experts", None, axes[1])),
-      ("rows",),
-      sums=axes,
-    )
-    return run(x, weights, is_chosen, gate, up, down)
+      y = self.run_all(x, weights, *matrices)
+    else:
+      axes, of_token = ("experts", "expert_mlp"), ("rows", None, "experts")
+      # Every device has experts of its own, or a part of each.
+      of_down = "experts", None, "expert_mlp"
+      of_matrices = axes, axes, of_down, *[axes] * len(biases)
+      run = self.place.on_each(
+        self.run_chosen,
+        (("rows",), of_token, of_token, *of_matrices),
+        ("rows",),
+        sums=axes,
+      )
+      y = run(x, weights, is_chosen, *matrices)
+    if down_bias is not None:
+      y += jnp.einsum("bte,em->btm", weights, down_bias).astype(y.dtype)
+    return y
 
-  def run_all(self, x, weights, gate, up, down):
+  def run_all(self, x, weights, gate, up, down, *biases):
     """Runs every expert on every token."""
-    activate = ACTIVATIONS[self.config.activation]
-    inner = activate(jnp.einsum("eim,btm->btei", gate, x))
-    inner *= jnp.einsum("eim,btm->btei", up, x)
+    first, second = (jnp.einsum("eim,btm->btei", w, x) for w in (gate, up))
+    if biases:
+      first += biases[0][None, None]
+      second += biases[1][None, None]
+    inner = gated(self.config, first, second)
     inner *= weights[..., None].astype(x.dtype)
     return jnp.einsum("emi,btei->btm", down, inner)
 
-  def run_chosen(self, x, weights, is_chosen, gate, up, down):
+  def run_chosen(self, x, weights, is_chosen, gate, up, down, *biases):
     """Runs the chosen experts, one after another, on all tokens.
 
     A token adds 0 for those that it has not chosen, so that its output depends
     on no other token.
     """
-    activate = ACTIVATIONS[self.config.activation]
     flat = x.reshape(-1, x.shape[-1])
     weights = weights.reshape(-1, weights.shape[-1])
     is_chosen = is_chosen.reshape(weights.shape)
@@ -114,8 +145,11 @@ class Experts(nn.Module):
       def matrix(x):
         return jax.lax.dynamic_index_in_dim(x, order[i], keepdims=False)
 
-      inner = activate(project(matrix(gate), flat))
-      inner *= project(matrix(up), flat)
+      first, second = (project(matrix(w), flat) for w in (gate, up))
+      if biases:
+        first += matrix(biases[0])[None]
+        second += matrix(biases[1])[None]
+      inner = gated(self.config, first, second)
       out = project(matrix(down), inner, jnp.float32)
       weight, chosen = weights[:, order[i], None], is_chosen[:, order[i], None]
       return y + jnp.where(chosen, weight * out, 0)

@@ -57,6 +57,10 @@ def layer_axes(
     if config.attention_gate:
       axes["attention/gate/weight"] = ("query", "width")
     axes["attention/o/weight"] = ("width", "query")
+    if config.o_bias:
+      axes["attention/o/bias"] = ("width",)
+    if config.attention_sinks:
+      axes["attention/sink_logits"] = ("heads",)
   if cross:
     axes["cross_norm/scale"] = ("width",)
     axes["cross/q/weight"] = ("query", "width")
@@ -74,6 +78,10 @@ def layer_axes(
     axes["mlp/gate/weight"] = (*stack, inner, "width")
   axes["mlp/up/weight"] = (*stack, inner, "width")
   axes["mlp/down/weight"] = (*stack, "width", inner)
+  if config.expert_biases:
+    axes["mlp/router/bias"] = ("routes",)
+    axes["mlp/gate/bias"] = axes["mlp/up/bias"] = (*stack, inner)
+    axes["mlp/down/bias"] = (*stack, "width")
   if config.shared_width:
     axes["shared/gate/weight"] = axes["shared/up/weight"] = ("shared", "width")
     axes["shared/down/weight"] = ("width", "shared")

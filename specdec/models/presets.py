@@ -6,6 +6,7 @@ roofline model can use presets.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from specdec.models.config import (
@@ -16,7 +17,7 @@ from specdec.models.config import (
   Recurrence,
   TransformerConfig,
 )
-from specdec.models.rope_scaling import RopeScaling
+from specdec.models.rope_scaling import RopeScaling, Yarn
 from specdec.utils.spelling import choices
 
 
@@ -67,6 +68,19 @@ _QWEN3_NEXT = _QWEN3 | {
     value_dim=128,
     num_nodes=32,
   ),
+}
+_GPT_OSS = {
+  "vocab_size": 201_088,
+  "rope_theta": 150_000.0,
+  "rope_scaling": Yarn(32.0, 4096, 1 + 0.1 * math.log(32), truncate=False),
+  "windows": (128, None),
+  "qkv_bias": True,
+  "o_bias": True,
+  "attention_sinks": True,
+  "experts_per_token": 4,
+  "expert_biases": True,
+  "activation": "quick_gelu",
+  "swiglu_limit": 7.0,
 }
 _GEMMA = GEMMA | _TIED | {"norm_epsilon": 1e-6, "query_scalar": 256}
 _GEMMA2 = _GEMMA | {
@@ -152,6 +166,12 @@ _PRESETS = {
   "qwen3-32b": _config(_QWEN3, 64, 5120, 25600, 64, 8, 128),
   "qwen3-30b-a3b": _config(_QWEN3_MOE, 48, 2048, 768, 32, 4, 128),
   "qwen3-next-80b-a3b": _config(_QWEN3_NEXT, 48, 2048, 512, 16, 2, 256),
+  "gpt-oss-20b": _config(
+    _GPT_OSS | {"num_experts": 32}, 24, 2880, 2880, 64, 8, 64
+  ),
+  "gpt-oss-120b": _config(
+    _GPT_OSS | {"num_experts": 128}, 36, 2880, 2880, 64, 8, 64
+  ),
   "gemma2-2b": _config(_GEMMA2, 26, 2304, 9216, 8, 4, 256),
   "gemma2-9b": _config(_GEMMA2, 42, 3584, 14336, 16, 8, 256),
   "gemma2-27b": _config(  # query_scalar = width / num_heads

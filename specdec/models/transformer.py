@@ -25,7 +25,13 @@ from specdec.models.attention import (
   view,
 )
 from specdec.models.config import TransformerConfig
-from specdec.models.experts import ACTIVATIONS, Experts, normal, weight
+from specdec.models.experts import (
+  ACTIVATIONS,
+  Experts,
+  gated,
+  normal,
+  weight,
+)
 from specdec.models.layouts import look_up, project, unpack
 from specdec.models.linear import Linear, RMSNorm, linear
 from specdec.models.recurrent_layer import Recurrent
@@ -121,13 +127,13 @@ class Attention(nn.Module):
     def heads(y, axis):
       return split_heads(y, c.head_dim, self.place, axis)
 
-    gated = (Linear(c.num_heads * c.head_dim, name="gate"),)
+    gate = (Linear(c.num_heads * c.head_dim, name="gate"),)
     query, key, value, *gate = linear(
       x,
       layer_of("q", c.num_heads),
       layer_of("k", c.num_kv_heads),
       layer_of("v", c.num_kv_heads),
-      *(gated if c.attention_gate else ()),
+      *(gate if c.attention_gate else ()),
     )
 
     def normed(query, key):
@@ -151,6 +157,10 @@ class Attention(nn.Module):
     elif view.mask is None:
       view = view.masked(num_tokens)
 
+    sink_logits = None
+    if c.attention_sinks:
+      zeros, shape = nn.initializers.zeros, (c.num_heads,)
+      sink_logits = self.param("sink_logits", zeros, shape, x.dtype)
     y = attend(
       query,
       keys,
@@ -158,12 +168,13 @@ class Attention(nn.Module):
       view,
       scale=(c.query_scalar or c.head_dim) ** -0.5,
       cap=c.attention_softcap,
+      sink_logits=sink_logits,
       on_mesh=self.place is not sharding.anywhere,
     )
     for of_heads in gate:
       y *= jax.nn.sigmoid(of_heads)
     y = self.place(y, "rows", None, "query")
-    return Linear(c.width, name="o")(y), (keys, values)
+    return Linear(c.width, c.o_bias, name="o")(y), (keys, values)
 
 
 class CrossHeads(nn.Module):
@@ -217,9 +228,7 @@ class MLP(nn.Module):
     names = ("gate", "up") if c.gated else ("up",)
     width = self.inner or c.mlp_width
     first, *rest = linear(x, *(Linear(width, name=n) for n in names))
-    inner = ACTIVATIONS[c.activation](first)
-    for up in rest:
-      inner *= up
+    inner = gated(c, first, *rest) if rest else ACTIVATIONS[c.activation](first)
     inner = self.place(inner, "rows", None, "mlp")
     return Linear(c.width, name="down")(inner)
 

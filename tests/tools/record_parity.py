@@ -71,6 +71,19 @@ QWEN3_MOE = {
 }
 
 
+GPT_OSS = {
+  "num_hidden_layers": 3,
+  "num_key_value_heads": 2,
+  "head_dim": 32,
+  "sliding_window": 5,
+  "num_local_experts": 6,
+  "num_experts_per_tok": 2,
+  "swiglu_limit": 1.0,
+  "rope_parameters": YARN
+  | {"beta_fast": 2.0, "beta_slow": 0.25, "truncate": False},
+}
+
+
 # Name -> model_type in transformers and options beyond COMMON.
 VARIANTS = {
   # One key/value head a query head, as Llama 1 and 2 have it.
@@ -295,6 +308,19 @@ VARIANTS = {
     "qwen3_moe",
     QWEN3_MOE | {"norm_topk_prob": True, "num_experts_per_tok": 3},
   ),
+  # Windows in layers 0 and 2; gates and ups beyond the limit.
+  "gpt_oss": ("gpt_oss", GPT_OSS),
+  # As it is published: experts in MXFP4.
+  "gpt_oss_mxfp4": (
+    "gpt_oss",
+    GPT_OSS
+    | {
+      "hidden_size": 64,
+      "intermediate_size": 32,
+      "num_hidden_layers": 1,
+      "quantization_config": {"quant_method": "mxfp4"},
+    },
+  ),
   # Gated delta rule in layers 0 and 2; three value heads share a key head. With
   # smaller heads transformers itself differs by 1e-4 between a pass over the
   # text and one a token: an output near 0 is normed.
@@ -366,15 +392,44 @@ def in_float8(model, folder: Path, scheme: dict):
       part /= scale[i, j]
     arrays[name] = weight.to(torch.float8_e4m3fn)
     arrays[f"{name}_scale_inv"] = scale
+  rewrite(folder, arrays, scheme)
+  return read_back(folder, transformers.FineGrainedFP8Config(dequantize=True))
+
+
+def in_mxfp4(model, folder: Path, scheme: dict):
+  """Writes experts in MXFP4; returns what transformers reads of them."""
+  del model.config.quantization_config
+  model.save_pretrained(folder)
+  arrays = load_file(folder / "model.safetensors")
+  numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+  numbers = torch.cat([numbers, -numbers])
+  for name in [x for x in arrays if "experts" in x and x.endswith("_proj")]:
+    weight = arrays.pop(name).swapaxes(1, 2)  # [E, out, in]
+    weight = weight.reshape(*weight.shape[:2], -1, 32)
+    exponent = (weight.abs().amax(-1) / 6).log2().ceil()
+    scaled = weight / 2 ** exponent[..., None]
+    nearest = (scaled[..., None] - numbers).abs().argmin(-1).to(torch.uint8)
+    arrays[f"{name}_blocks"] = nearest[..., ::2] | nearest[..., 1::2] << 4
+    arrays[f"{name}_scales"] = (exponent + 127).to(torch.uint8)
+  rewrite(folder, arrays, scheme)
+  return read_back(folder, transformers.Mxfp4Config(dequantize=True))
+
+
+def rewrite(folder: Path, arrays: dict, scheme: dict) -> None:
+  """Writes weights and the scheme in which they are quantised."""
   save_file(arrays, folder / "model.safetensors", {"format": "pt"})
   path = folder / "config.json"
   config = json.loads(path.read_text()) | {"quantization_config": scheme}
   path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_back(folder: Path, scheme):
+  """Returns the model as transformers reads it."""
   return transformers.AutoModelForCausalLM.from_pretrained(
     folder,
     dtype=torch.float32,
     attn_implementation="eager",
-    quantization_config=transformers.FineGrainedFP8Config(dequantize=True),
+    quantization_config=scheme,
   ).eval()
 
 
@@ -402,12 +457,16 @@ def record(name: str, folder: Path) -> str:
       # It ties them where a file has none, whatever its config says.
       model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     for weight in model.parameters():
-      if weight.ndim == 1:  # norms and biases start as ones and zeros: hidden
+      if (
+        weight.ndim == 1 or not weight.any()
+      ):  # norms and biases start as ones and zeros: hidden
         weight += 0.3 * torch.randn_like(weight)
       elif with_encoder:
         weight[:] = 0.2 * torch.randn_like(weight)
     if quantized:
-      model = in_float8(model, folder, quantized)
+      of_method = {"fp8": in_float8, "mxfp4": in_mxfp4}
+      convert = of_method[quantized["quant_method"]]
+      model = convert(model, folder, quantized)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
     if with_encoder:
       source = torch.randint(VOCABULARY, (BATCH, 20))
