@@ -49,10 +49,20 @@ def weight(module: nn.Module, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 class Weight(nn.Module):
-  """Holds `weight`, and `bias` or None, so that paths end like Linear's."""
+  """Holds the parameter `weight`, so that its path ends like Linear's."""
 
   shape: tuple[int, ...]
-  bias: bool = False
+
+  @nn.compact
+  def __call__(self, dtype) -> jax.Array:
+    return weight(self, self.shape, dtype)
+
+
+class Affine(nn.Module):
+  """Holds `weight` [..., out, in], and `bias` [..., out] or None."""
+
+  shape: tuple[int, ...]
+  bias: bool
 
   @nn.compact
   def __call__(self, dtype) -> tuple[jax.Array, jax.Array | None]:
@@ -81,7 +91,7 @@ class Experts(nn.Module):
     down_shape = (c.num_experts, c.width, c.mlp_width)
 
     def held(name, *shape):
-      return Weight(shape, c.expert_biases, name=name)(x.dtype)
+      return Affine(shape, c.expert_biases, name=name)(x.dtype)
 
     router, router_bias = held("router", c.num_experts, c.width)
     gate, gate_bias = held("gate", *up_shape)
