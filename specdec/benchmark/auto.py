@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec import draft_length, draft_shape, multihost
 from specdec.benchmark import calibrated, provenance
-from specdec.benchmark.decoder import prompt_size
+from specdec.benchmark.batches import prompt_size
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target
 from specdec.roofline import hardware, planning, prediction

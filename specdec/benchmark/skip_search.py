@@ -14,8 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec.benchmark import calibrated, metrics, runs, timing
+from specdec.benchmark.batches import batches_of
 from specdec.benchmark.comparison import Bench
-from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target
 from specdec.roofline import drafter_cost

@@ -23,8 +23,8 @@ from specdec.benchmark import (
   runs,
   timing,
 )
+from specdec.benchmark.batches import Batch, batches_of
 from specdec.benchmark.comparison import Bench
-from specdec.benchmark.decoder import Batch, batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import prediction
 from specdec.roofline.cost import pass_bound
