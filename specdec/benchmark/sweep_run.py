@@ -17,6 +17,7 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import (
   calibrated,
+  deployments,
   prompts,
   provenance,
   rows,
@@ -248,7 +249,7 @@ class SweepBench:
       line = self._time(setup, bench, limit, read, report)
       timing.forget_programs()
     predicted = prediction.predict(
-      calibrated.pair_of(
+      deployments.pair_of(
         setup, bench.target, self._calibration, line.get("bandwidth")
       ),
       prediction.Observed(**line["observed"]),
