@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import programs
-from specdec.benchmark import calibrated, provenance, timing
+from specdec.benchmark import calibrated, deployments, provenance, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
@@ -272,7 +272,7 @@ def test_rounds_of_recycling_are_timed_with_a_draft_in_each(
   calibration = calibrated.timed(
     setup, setup.load_target(), rows, (1,), (2,), 16
   )
-  assert [*calibration.overhead] == [calibrated.setting_of(setup)]
+  assert [*calibration.overhead] == [deployments.setting_of(setup)]
   [decoder] = [one for one in timed if one.num_nodes == 3]
   stats, _ = decoder.first_rounds(rows, 3)
   short, whole = stats.widths
@@ -301,7 +301,7 @@ def test_programs_that_time_at_once_lose_nothing(target, costs, tmp_path):
     setup = Setup(str(target), drafter, **sizes)
     loaded = setup.load_target()
     given = setup, loaded, [[1] * 8], (1,), (2,), 16
-    timed[calibrated.setting_of(setup)] = calibrated.timed(*given)
+    timed[deployments.setting_of(setup)] = calibrated.timed(*given)
   for calibration in timed.values():
     calibrated.add(path, calibration, None)
   assert {*calibrated.read(path).overhead} == {*timed}
@@ -360,7 +360,7 @@ def test_what_was_edited_is_calibrated_anew(part, tmp_path):
     "def mine(target=None, k=0):\n  return acceptance.block()\n"
   )
   setup = Setup(**{part: f"{file}:mine"})
-  before = calibrated.setting_of(setup)
-  assert calibrated.setting_of(setup) == before
+  before = deployments.setting_of(setup)
+  assert deployments.setting_of(setup) == before
   file.write_text(file.read_text() + "# edited\n")
-  assert calibrated.setting_of(setup) != before
+  assert deployments.setting_of(setup) != before

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, processors
 
 from gguf_files import CONFIG, byte_level, random_params
 from specdec import checkpoints
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark.batches import Batch
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import common_tokens as module
 from specdec.checkpoints.common_tokens import common_tokens

@@ -9,7 +9,7 @@ import pytest
 import programs
 from specdec import acceptance
 from specdec.benchmark import comparison, drafter_comparison, runs, timing
-from specdec.benchmark.decoder import batches_of
+from specdec.benchmark.batches import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.cli import compare_rules
 from specdec.drafters.heads.head_config import HeadConfig

@@ -6,7 +6,7 @@ import pytest
 
 import gguf_files
 from specdec.benchmark import engines, metrics, peers
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark.batches import Batch
 from specdec.benchmark.setup import Setup
 
 PROMPTS = [3, 1, 4, 1, 5], [9]

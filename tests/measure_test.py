@@ -12,7 +12,8 @@ import pytest
 import closed_form
 from specdec import acceptance, drafters
 from specdec.benchmark import runs, timing
-from specdec.benchmark.decoder import Batch, Decoder, batches_of
+from specdec.benchmark.batches import Batch, batches_of
+from specdec.benchmark.decoder import Decoder
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from specdec.benchmark.decoder import NewTokens
+from specdec.benchmark.batches import NewTokens
 from specdec.report import page
 from specdec.report.answer import Answer, Token, rounds_of
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT

@@ -6,7 +6,8 @@ import pytest
 
 from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.benchmark import expected_acceptance, metrics
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.batches import Batch
+from specdec.benchmark.decoder import Decoder
 from specdec.testing import table_model
 from specdec.types import Params
 

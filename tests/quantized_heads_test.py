@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark.batches import Batch
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.drafters.heads import draft_head

@@ -14,7 +14,8 @@ import pytest
 
 import programs
 from specdec.benchmark import provenance, reproduction
-from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS, Measurement
+from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS
+from specdec.benchmark.measurements.measurement import Measurement
 from specdec.benchmark.reproduction import Plan
 from specdec.utils import run_folder
 
@@ -177,7 +178,7 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
     "import pathlib, signal\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from specdec.benchmark import provenance, reproduction\n"
-    "from specdec.benchmark.measurements import Measurement\n"
+    "from specdec.benchmark.measurements.measurement import Measurement\n"
     "from pathlib import PosixPath\n"
     "provenance.busy_cores = lambda: 0.0\n"
     "provenance.commit = lambda: 'a commit'\n"

@@ -18,7 +18,7 @@ from specdec import (
   generate,
   settings,
 )
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark.batches import Batch
 from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.decode import autoregress

@@ -26,7 +26,7 @@ from specdec import (
   sampling,
   slots,
 )
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark.batches import Batch
 from specdec.benchmark.queues import Request, Server
 from specdec.drafters.heads import serve
 from specdec.inputs import Inputs

@@ -11,7 +11,7 @@ from tensorboardX.proto import event_pb2
 
 import programs
 from documents import run
-from specdec.benchmark import calibrated, sweep_run, sweeps, timing
+from specdec.benchmark import deployments, sweep_run, sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
@@ -305,13 +305,13 @@ def test_a_prediction_is_of_the_bandwidth_around_its_point(
 ):
   path = tmp_path / "out" / "calibration.json"
   assert all(json.loads(path.read_text())["bandwidth"].values())
-  bandwidths, pair_of = [], calibrated.pair_of
+  bandwidths, pair_of = [], deployments.pair_of
 
   def recorded(*arguments):
     bandwidths.append(arguments[3])
     return pair_of(*arguments)
 
-  monkeypatch.setattr(calibrated, "pair_of", recorded)
+  monkeypatch.setattr(deployments, "pair_of", recorded)
   sweep(POINTS, "--repredict")
   measured = [line["bandwidth"] for line in lines_of(tmp_path)[: len(POINTS)]]
   assert bandwidths == measured == len(POINTS) * [1e15]

@@ -23,6 +23,7 @@ from specdec import (
   sampling,
   step,
 )
+from specdec.benchmark import differences
 from specdec.compiled import memory_plan
 from specdec.models import transformer
 from specdec.types import Params, Source
@@ -209,7 +210,7 @@ def test_setups_decode_what_the_baseline_does(folder, drafter, mesh):
     assert all(len(text) == 20 for text in ours.texts)
     assert ours.stats.nodes.sum() > 0
   assert drafter.startswith("lookup") or ours.num_rounds < theirs.num_rounds
-  text = decoder.first_difference(rows[0], [1, 2], [1, 3], 0)
+  text = differences.first_difference(decoder, rows[0], [1, 2], [1, 3], 0)
   assert text.startswith("prompt 0 leaves it at new token 1, where")
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specdec import checkpoints, decode, draft_tree, sampling
-from specdec.benchmark import calibrated
+from specdec.benchmark import deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, Target, Weighted, source_of
 from specdec.compiled import lowering, memory_plan
@@ -109,7 +109,7 @@ def loops(
   if config.recurrence:
     counts[recurrence.LOOP] = rows / config.recurrence.folded_at_once
   if config.num_experts:
-    deployment = calibrated.target_deployment(setup, target, chip)
+    deployment = deployments.target_deployment(setup, target, chip)
     tokens = rows * drafter.drafter.spec.max_nodes
     touched = deployment.experts_touched(deployment.shape.layers[-1], tokens)
     counts[experts.LOOP] = touched / ways("experts")
@@ -127,7 +127,7 @@ def estimates(
   """
   cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
   where = setup.batch, setup.max_length(target.checkpoint.config)
-  deployment = calibrated.target_deployment(setup, target, chip)
+  deployment = deployments.target_deployment(setup, target, chip)
   # Verification goes on where an early exit ends, if nodes keep their order.
   start = cost.exit_layer if spec.parents is not None else 0
   verifier = dataclasses.replace(deployment, start=start)
@@ -136,7 +136,7 @@ def estimates(
   if cost.step is not None and parents is not None:
     draft = deployment_of(deployment, cost)
     if cost.shape is not None and not cost.shares_target:
-      draft = calibrated.on_mesh(draft, target.draft_place)
+      draft = deployments.on_mesh(draft, target.draft_place)
     _, *levels = draft_tree.levels(np.array(parents))
     sizes = tuple(level.stop - level.start for level in levels)
     whole = round_cost(deployment, cost, sizes, *where, draft_deployment=draft)

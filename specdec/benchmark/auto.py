@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec import draft_length, draft_shape, multihost
-from specdec.benchmark import calibrated, provenance
-from specdec.benchmark.decoder import prompt_size
+from specdec.benchmark import calibrated, deployments, provenance
+from specdec.benchmark.batches import prompt_size
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target
 from specdec.roofline import hardware, planning, prediction
@@ -143,8 +143,8 @@ def _priced(
   folder = Path("~/.cache/specdec/calibration").expanduser()
   path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
   timed = _timed(setup, target, rows, path, sorted({setup.batch, *batches}))
-  pair = calibrated.pair_of(setup, target, timed)
-  fit = timed.overhead[calibrated.setting_of(setup)]
+  pair = deployments.pair_of(setup, target, timed)
+  fit = timed.overhead[deployments.setting_of(setup)]
   return setup, pair, fit.scale(pair, setup.batch, most_k)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from specdec import beam
 from specdec.benchmark import metrics, runs
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.batches import Batch
+from specdec.benchmark.decoder import Decoder
 from specdec.utils import terminal
 
 

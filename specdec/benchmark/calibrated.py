@@ -1,30 +1,26 @@
 """Calibrates the cost model for a Setup by timing, and keeps it in a file.
 
 A file holds, of one machine, fits of passes by model and the overhead of rounds
-by setting (`setting_of`). What a drafter costs beyond the passes of a decoder
-that is timed here is priced by its own `Drafter.cost`; where that is unknown
-it is part of the fitted overhead.
+by setting (`deployments.setting_of`). What a drafter costs beyond the passes of
+a decoder that is timed here is priced by its own `Drafter.cost`; where that is
+unknown it is part of the fitted overhead.
 """
 
 import dataclasses
-import functools
 import inspect
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
-from specdec import draft_shape, multihost, sharding
-from specdec.benchmark import calibrate, catalog, timing
+from specdec import draft_shape, multihost
+from specdec.benchmark import calibrate, catalog, deployments, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.rows import Source, make_rows
 from specdec.benchmark.setup import Setup, silent
-from specdec.benchmark.target import Target, held_name
-from specdec.models import transformer
+from specdec.benchmark.target import Target
 from specdec.noise import pilot_key
-from specdec.roofline import chips, hardware, shapes
+from specdec.roofline import chips, hardware
 from specdec.roofline.calibration import (
   Calibration,
   PassTime,
@@ -32,65 +28,11 @@ from specdec.roofline.calibration import (
   fit_overhead,
   fit_passes,
 )
-from specdec.roofline.chips import Chip
-from specdec.roofline.cost import Deployment, pass_bound
-from specdec.roofline.round_cost import TargetDraftPair
-from specdec.types import NO_COST, Model, PyTree, Skip
+from specdec.roofline.cost import pass_bound
 from specdec.utils import calls, files
 
 _REPEATS = 15
 Report = Callable[[str], None]
-
-
-class Passes(NamedTuple):
-  """Passes of one model, timed apart from rounds."""
-
-  name: str  # under which their fit is kept
-  deployment: Deployment
-  model: Model
-  params: PyTree
-
-
-def setting_of(setup: Setup) -> str:
-  """Returns the name under which the overhead of a setup's rounds is kept."""
-  filters = "".join(
-    f", {name}" for name in ("top_k", "top_p") if getattr(setup, name)
-  )
-  sampled = "sampled" if setup.temperature else "greedy"
-  rule = calls_name([calls.parse(setup.acceptance)])
-  return (
-    f"{_target_name(setup)}, {_drafter_name(setup)}, {rule}, {sampled}{filters}"
-  )
-
-
-def _drafter_name(setup: Setup) -> str:
-  """Returns the drafter's call, layers to skip by numbers instead of a file."""
-  call = setup.call_of("layer_skip")
-  if call is None:
-    return calls_name(setup.drafter_calls)
-  layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
-  return str(call._replace(args=(), kwargs=layers))
-
-
-def calls_name(given: Sequence[calls.Call]) -> str:
-  """Returns calls with | between them, each of a user's file with a checksum:
-  rounds of one that was edited are timed anew."""
-  names = []
-  for call in given:
-    file = Path(call.place or "").expanduser()
-    checksum = zlib.crc32(file.read_bytes()) if file.is_file() else None
-    names.append(str(call) if checksum is None else f"{call} {checksum:08x}")
-  return " | ".join(names)
-
-
-def _target_name(setup: Setup) -> str:
-  return _placed(held_name(setup.target, setup.weights), setup)
-
-
-def _placed(name: str, setup: Setup) -> str:
-  """Adds to a model's name with what and on what a setup runs it."""
-  dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
-  return name + dtype + (f", {setup.mesh}" if setup.mesh else "")
 
 
 def check(setup: Setup) -> None:
@@ -116,109 +58,6 @@ def check(setup: Setup) -> None:
       f"{setup.drafter} decides how much it drafts; calibration prices rounds "
       "of one length"
     )
-
-
-def on_mesh(
-  deployment: Deployment, place: sharding.Placement | None
-) -> Deployment:
-  """Returns a deployment spread over a mesh, if there is one."""
-  if place is None:
-    return deployment
-  ways, replicas = place.ways("query"), place.ways("rows")
-  return dataclasses.replace(deployment, ways=ways, replicas=replicas)
-
-
-def target_deployment(setup: Setup, target: Target, chip: Chip) -> Deployment:
-  """Returns the target on chips, spread over the setup's mesh."""
-  config = target.checkpoint.config
-  deployment = Deployment(
-    shapes.of_config(config),
-    chip,
-    weights=setup.dtype,
-    kv=setup.dtype,
-    source=setup.prompt_size if config.encoder_layers else 0,
-  )
-  return on_mesh(deployment, target.places and target.places.target)
-
-
-def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
-  """Returns passes of the target, and of the decoder that drafts, if any."""
-  config, params = target.checkpoint.config, target.checkpoint.params
-  name, model = _target_name(setup), target.model
-  ours = Passes(name, target_deployment(setup, target, chip), model, params)
-  call = setup.call_of("model", "pard", "early_exit", "layer_skip")
-  if call is None:
-    return [ours]
-  if call.name in ("model", "pard"):
-    setup.make_drafter(target)  # reads the draft's checkpoint
-    arguments = catalog.arguments_of(call)
-    draft_name = held_name(arguments["name"], arguments["weights"])
-    draft, place = target.drafts[draft_name], target.draft_place
-    name = _placed(draft_name, setup)
-    name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
-    shape = shapes.of_config(draft.config)
-    deployment = dataclasses.replace(ours.deployment, shape=shape)
-    deployment = on_mesh(deployment, place)
-    model = transformer.model(draft.config, place)
-    return [ours, Passes(name, deployment, model, draft.params)]
-  if call.name == "early_exit":
-    layer = catalog.arguments_of(call)["layer"]
-    name, options = f"{name}, first {layer} layers", {"stop": layer}
-    deployment = dataclasses.replace(ours.deployment, stop=layer)
-  else:
-    skip = skip_of(call)
-    name, options = f"{name}, {_drafter_name(setup)}", {"skip": skip}
-    shape = shapes.of_config(config, skip=skip)
-    deployment = dataclasses.replace(ours.deployment, shape=shape)
-  apply = functools.partial(model.apply, **options)
-  return [ours, Passes(name, deployment, model._replace(apply=apply), params)]
-
-
-def skip_of(call: calls.Call) -> Skip:
-  """Returns the sublayers that layer_skip(...) leaves out."""
-  layers = catalog.arguments_of(call)
-  return Skip(*(tuple(layers[name] or ()) for name in Skip._fields))
-
-
-def _pair(
-  setup: Setup,
-  target: Target,
-  calibration: Calibration,
-  bandwidth_ratio: float = 1.0,
-) -> TargetDraftPair:
-  """Returns target and drafter on the calibrated machine, without overhead."""
-  chip = chips.of_hardware(calibration.hardware)
-  deployment, *draft = (
-    calibration.place(one.name, one.deployment, bandwidth_ratio)
-    for one in _passes(setup, target, chip)
-  )
-  cost = setup.make_drafter(target).drafter.cost
-  if cost is None or not cost.is_complete:
-    cost = NO_COST  # what drafting takes is then fitted with the overhead
-  return TargetDraftPair(deployment, cost, *draft)
-
-
-def pair_of(
-  setup: Setup,
-  target: Target,
-  calibration: Calibration,
-  bandwidth: float | None = None,
-) -> TargetDraftPair:
-  """Returns target and drafter on the calibrated machine, with its bandwidth
-  now, or, None, as it was then."""
-  setting = setting_of(setup)
-  if setting not in calibration.overhead:
-    raise ValueError(
-      f"this calibration has {'; '.join(calibration.overhead)}, and not "
-      f"{setting}: run bench.py --calibrate with these flags"
-    )
-  fit = calibration.overhead[setting]
-  then = calibration.bandwidth.get(_target_name(setup))
-  bandwidth_ratio = bandwidth / then if bandwidth and then else 1.0
-  pair = _pair(setup, target, calibration, bandwidth_ratio)
-  return dataclasses.replace(
-    pair, overhead=fit.ours, baseline_overhead=fit.baseline
-  )
 
 
 def read(path: str | Path) -> Calibration | None:
@@ -280,10 +119,11 @@ def covers(
 ) -> bool:
   """Whether it was made for this setup, with about such a batch and k, and
   with rounds of all of `ks`, timed with one batch."""
-  setting = setting_of(setup)
+  setting = deployments.setting_of(setup)
   if setting not in calibration.overhead:
     return False
-  passes = _passes(setup, target, chips.of_hardware(calibration.hardware))
+  chip = chips.of_hardware(calibration.hardware)
+  passes = deployments.passes_of(setup, target, chip)
   timed_ks: dict[int, set[int]] = {}
   for r in calibration.overhead[setting].times:
     timed_ks.setdefault(r.batch, set()).add(r.k)
@@ -340,8 +180,8 @@ def timed(
   machine = base.hardware if base else hardware.local(progress=report)
   base = base or Calibration(machine)
   most = most or (max(batches), max(ks) + 1)
-  passes = _passes(setup, target, chips.of_hardware(machine))
-  plans: dict[str, tuple[Passes, tuple[int, int]]] = {}
+  passes = deployments.passes_of(setup, target, chips.of_hardware(machine))
+  plans: dict[str, tuple[deployments.Passes, tuple[int, int]]] = {}
   for one, sizes in zip(passes, (most, (most[0], 2))):
     plans.setdefault(one.name, (one, sizes))
   fits = {  # what was timed with fewer tokens is timed anew
@@ -386,8 +226,8 @@ def timed(
     if one.name not in fits:
       some, others = group[:count], group[count:]
       fits[one.name] = fit_passes(one.deployment, some, others)
-  pair = _pair(setup, target, Calibration(machine, fits))
-  setting = setting_of(setup)
+  pair = deployments.bare_pair(setup, target, Calibration(machine, fits))
+  setting = deployments.setting_of(setup)
   if setting in base.overhead:  # what is not timed anew stays known
     earlier, anew = base.overhead[setting].times, {r[:2] for r in rounds}
     rounds = [*(r for r in earlier if r[:2] not in anew), *rounds]

@@ -23,8 +23,9 @@ from specdec.benchmark import (
   runs,
   timing,
 )
+from specdec.benchmark.batches import batches_of
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.decoder import Decoder, batches_of
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.noise import pilot_key
 from specdec.roofline import trees

@@ -10,19 +10,23 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import cache as kv
 from specdec import decode, multihost, sampling, sharding
+from specdec.benchmark.batches import (
+  Batch,
+  Completed,
+  NewTokens,
+  batches_of,
+  check_finite,
+  faults_of,
+  stats_of,
+)
 from specdec.checkpoints import Tokenizer
-from specdec.noise import Noise, row_keys
 from specdec.types import (
-  NO_FAULT,
-  TARGET_FAULT,
   UNBOUNDED,
   UNKNOWN_COST,
   AcceptanceRule,
@@ -36,79 +40,6 @@ from specdec.types import (
   Source,
   Stats,
 )
-
-PROMPT_STEP = 64  # prompt buffers are multiples of it: few shapes to compile
-
-
-def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
-  """Returns P, the size of a buffer that holds each of these prompts."""
-  longest = max(len(prompt) for prompt in prompts)
-  return -(-longest // PROMPT_STEP) * PROMPT_STEP
-
-
-def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
-  """Returns a sentence for each of the first rows, with prompts of these
-  numbers, that ends where a distribution is not finite."""
-  fault = multihost.whole(state.fault)
-  length = multihost.whole(state.length)
-  return [
-    f"prompt {number} ends at token {length[i]} of prompt and output, where "
-    f"the {'target' if fault[i] == TARGET_FAULT else 'draft'}'s probabilities "
-    "are not finite: its weights hold or make NaN or infinity (in bfloat16 try "
-    "--dtype=float32)"
-    for i, number in enumerate(numbers)
-    if fault[i] != NO_FAULT
-  ]
-
-
-def check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
-  """Raises ValueError with the first sentence of `faults_of`, if any."""
-  if faults := faults_of(state, numbers):
-    raise ValueError(faults[0])
-
-
-class Batch(NamedTuple):
-  """Prompts that are decoded together."""
-
-  rows: Sequence[Sequence[int]]  # token ids
-  numbers: Sequence[int]  # of the prompts; they name the rows' noise
-
-
-def batches_of(rows: Sequence[Sequence[int]], size: int) -> list[Batch]:
-  """Cuts prompts, numbered from 0, into batches of `size`."""
-  return [
-    Batch(rows[i : i + size], range(i, min(i + size, len(rows))))
-    for i in range(0, len(rows), size)
-  ]
-
-
-class Completed(NamedTuple):
-  """One decoded batch."""
-
-  texts: list[list[int]]  # new token ids of each row
-  seconds: float  # of decoding rounds alone
-  prefill_seconds: float
-  stats: Stats  # NumPy, of the rows that hold prompts
-  faults: list[str]  # which texts ended where a distribution was not finite
-
-  @property
-  def num_tokens(self) -> int:
-    """New tokens of all rows."""
-    return sum(map(len, self.texts))
-
-  @property
-  def num_rounds(self) -> int:
-    """Rounds of the batch, each of which is one pass of the target."""
-    return int(self.stats.widths.sum())
-
-
-class NewTokens(NamedTuple):
-  """What some rounds added to one row; all of one length."""
-
-  ids: np.ndarray
-  origins: np.ndarray
-  log_probs: np.ndarray
-  draft_log_probs: np.ndarray
 
 
 @dataclasses.dataclass
@@ -345,7 +276,7 @@ class Decoder:
     state = self.run(self.start(Batch(rows, numbers)), max_rounds)
     check_finite(state, numbers)
     outcomes = jax.tree.map(multihost.whole, state.outcomes)
-    return _stats_of(state, len(rows)), outcomes
+    return stats_of(state, len(rows)), outcomes
 
   def complete(self, batch: Batch, strict: bool = True) -> Completed:
     """Decodes a batch in one program: what a speed should be taken from. Texts
@@ -387,7 +318,7 @@ class Decoder:
       [tokens[i, first : length[i]].tolist() for i, first in enumerate(begins)],
       seconds,
       prefill_seconds,
-      _stats_of(state, len(batch.rows)),
+      stats_of(state, len(batch.rows)),
       faults_of(state, batch.numbers),
     )
 
@@ -404,50 +335,6 @@ class Decoder:
       done = multihost.whole(state.done) | stop
       state = state.replace(done=multihost.put(done, state.done.sharding))
     return state, list(ends[: len(lengths)])
-
-  def first_difference(
-    self,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    baseline: Sequence[int],
-    index: int,
-  ) -> str:
-    """Describes where a text leaves the baseline's, and how near to a tie."""
-    both = list(zip(text, baseline))
-    at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-    # As many equal rows as a mesh must have.
-    rows = self.places.target.ways("rows") if self.places else 1
-    given = [self.start_token] if self.has_encoder else prompt
-    ids = np.asarray([[*given, *baseline[:at]]] * rows)
-    position = jnp.asarray([ids.shape[1]])
-
-    text = jnp.asarray([list(prompt)] * rows)
-
-    @jax.jit
-    def last(params, ids):
-      source = Source(text, jnp.full((rows,), len(prompt)))
-      slots = ids.shape[1] + 1
-      cache = kv.empty(self.target, params, rows, slots, source)
-      return self.target.apply(params, ids, cache)[0].logits[:1, -1]
-
-    logits = jnp.asarray(multihost.whole(last(self.params.target, ids)))
-    if self.temperature > 0:
-      key = row_keys(self.key, jnp.asarray([index]))
-      noise = Noise(key, position, self.target.vocab_size, coupled=True)
-      logits = sampling.warp(logits, self.settings(1))
-      logits += noise.at_position(position)
-    second, best = np.sort(np.asarray(logits[0]))[-2:]
-    return (
-      f"prompt {index} leaves it at new token {at}, where the two likeliest "
-      f"tokens are {best - second:.2g} apart"
-    )
-
-
-def _stats_of(state: DecodeState, count: int) -> Stats:
-  """Returns the first rows' counts, on the host."""
-  stats = jax.tree.map(multihost.whole, state.stats)
-  rows = jax.tree.map(lambda x: x[:count], stats)
-  return rows.replace(widths=stats.widths)
 
 
 def _check_bits(params: Params) -> None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.benchmark import metrics, provenance, runs, timing
-from specdec.benchmark.decoder import Batch, Decoder, batches_of
+from specdec.benchmark.batches import Batch, batches_of
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.peers import Engine
 from specdec.benchmark.prompts import Corpus

@@ -15,8 +15,9 @@ import numpy as np
 
 from specdec import cache as kv
 from specdec.benchmark import metrics, provenance, results, runs
+from specdec.benchmark.batches import Batch
 from specdec.benchmark.comparison import resume
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.prompts import Corpus
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target

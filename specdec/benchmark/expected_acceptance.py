@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import sampling, step
-from specdec.benchmark.decoder import Decoder, batches_of
+from specdec.benchmark.batches import batches_of
+from specdec.benchmark.decoder import Decoder
 from specdec.traversal import TRAVERSALS, accept_probs
 from specdec.types import AcceptanceRule, Array, Draft, PyTree
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
-from specdec.benchmark.decoder import Completed
+from specdec.benchmark.batches import Completed
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import decode, slots
-from specdec.benchmark.decoder import Batch, Decoder, check_finite
+from specdec.benchmark.batches import Batch, check_finite
+from specdec.benchmark.decoder import Decoder
 from specdec.inputs import Inputs, checked
 from specdec.types import DecodeState, Stats
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specdec.benchmark import provenance, sweeps
-from specdec.benchmark.measurements import Measurement
+from specdec.benchmark.measurements.measurement import Measurement
 from specdec.utils import files, run_folder
 
 _DIGITS = 6  # significant ones of numbers that are kept

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.benchmark import prompts
-from specdec.benchmark.decoder import Batch, batches_of
+from specdec.benchmark.batches import Batch, batches_of
 from specdec.checkpoints import Checkpoint, shipped
 
 # Held out of the shipped models' training.

@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from specdec.benchmark import metrics
-from specdec.benchmark.decoder import Batch, Completed, Decoder
+from specdec.benchmark import differences, metrics
+from specdec.benchmark.batches import Batch, Completed
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.results import Identity, Run
 from specdec.utils import profiling
 
@@ -81,7 +82,9 @@ class Comparison:
     """Describes where texts of the first repeat leave the baseline's."""
     rows = [(*x,) for b in self.batches for x in zip(b.rows, b.numbers)]
     return tuple(
-      self.decoders[name].first_difference(prompt, text, other, number)
+      differences.first_difference(
+        self.decoders[name], prompt, text, other, number
+      )
       for (prompt, number), text, other in zip(
         rows, self.texts(name), self.texts(BASELINE)
       )

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 from specdec import checkpoints
-from specdec.benchmark import abstract, calibrated, catalog
+from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET
 from specdec.checkpoints.fetch import fetch
@@ -180,7 +180,7 @@ class Scenario:
     if self.calibration is None:
       return None
     names = [self.drafter, " | ".join(map(str, self.drafter_calls))]
-    names.append(calibrated.calls_name(self.drafter_calls))
+    names.append(deployments.calls_name(self.drafter_calls))
     last = self.drafter_calls[-1]
     old = str(last.args[0]) if last.args else last.name  # of version 0.1.0
     names.append(f"exit after {old}" if last.name == "early_exit" else old)
@@ -198,7 +198,7 @@ def _is(call: Call, *names: str) -> bool:
 def _check_threshold(call: Call) -> None:
   """Raises ValueError where layer_skip(...) decides how much it drafts."""
   if catalog.arguments_of(call)["threshold"] is not None:
-    layers = calibrated.skip_of(call)._asdict().items()
+    layers = deployments.skip_of(call)._asdict().items()
     lists = ", ".join(f"{name}={list(numbers)}" for name, numbers in layers)
     raise ValueError(
       f"{call} ends drafts at a threshold, and rounds of one length are "

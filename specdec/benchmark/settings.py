@@ -13,8 +13,8 @@ from typing import Any
 
 from specdec import checkpoints, decode, draft_shape, sampling, sharding
 from specdec.benchmark import catalog
+from specdec.benchmark.batches import PROMPT_STEP
 from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES
-from specdec.benchmark.decoder import PROMPT_STEP
 from specdec.benchmark.target import PRESET, Target
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape

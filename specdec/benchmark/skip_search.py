@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from specdec.benchmark import calibrated, metrics, runs, timing
+from specdec.benchmark import deployments, metrics, runs, timing
+from specdec.benchmark.batches import batches_of
 from specdec.benchmark.comparison import Bench
-from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target
 from specdec.roofline import drafter_cost
@@ -105,7 +105,7 @@ class SkipBench:
     """Predicts a round with all rows at work, with a mean of tokens drafted."""
     setup, target = self._setup, self._bench.target
     deployment = dataclasses.replace(
-      calibrated.target_deployment(setup, target, self._chip),
+      deployments.target_deployment(setup, target, self._chip),
       efficiency=TYPICAL,
     )
     cost = drafter_cost.layer_skip(target.checkpoint.config, skip)

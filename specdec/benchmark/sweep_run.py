@@ -17,14 +17,15 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import (
   calibrated,
+  deployments,
   prompts,
   provenance,
   rows,
   runs,
   timing,
 )
+from specdec.benchmark.batches import Batch, batches_of
 from specdec.benchmark.comparison import Bench
-from specdec.benchmark.decoder import Batch, batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import prediction
 from specdec.roofline.cost import pass_bound
@@ -248,7 +249,7 @@ class SweepBench:
       line = self._time(setup, bench, limit, read, report)
       timing.forget_programs()
     predicted = prediction.predict(
-      calibrated.pair_of(
+      deployments.pair_of(
         setup, bench.target, self._calibration, line.get("bandwidth")
       ),
       prediction.Observed(**line["observed"]),

@@ -21,7 +21,8 @@ import numpy as np
 
 from specdec import cache as kv
 from specdec import multihost, sampling, sharding, step, traversal
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.batches import Batch
+from specdec.benchmark.decoder import Decoder
 from specdec.noise import Noise, row_keys
 from specdec.roofline import hardware
 from specdec.types import Model, PyTree, Source

@@ -25,7 +25,7 @@ import math
 
 from specdec import beam
 from specdec.benchmark import beams, results
-from specdec.benchmark.decoder import batches_of, prompt_size
+from specdec.benchmark.batches import batches_of, prompt_size
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import tables

@@ -27,7 +27,7 @@ subset, timed once more in turns with the autoregressive baseline, and all
 trials. The same command resumes a run that was killed; more --trials add to it.
 """
 
-from specdec.benchmark import calibrated, results, rows, skip_search
+from specdec.benchmark import deployments, results, rows, skip_search
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.report import drafter_tables
@@ -85,7 +85,7 @@ def setup_of(options: app.Options) -> Setup:
       f"--first={options.first}; give layer_skip(...) without a threshold, "
       "which is --exit_threshold"
     )
-  skip = calibrated.skip_of(call)
+  skip = deployments.skip_of(call)
   drafter = skip_search.drafter_of(skip, options.exit_threshold)
   size = options.context
   return setup_flags.largest(options, drafter=drafter, prompt_size=size)
@@ -115,7 +115,7 @@ def choose_layers(options: app.Options) -> None:
     setup, target, prompts, options.exit_threshold, options.timings, chip
   )
   ks, layers = options.k or (setup.levels,), bench.num_layers
-  first = calibrated.skip_of(setup.drafter_calls[0])
+  first = deployments.skip_of(setup.drafter_calls[0])
   study = skip_search.open_study(folder, layers, ks, options.seed, first)
   skip_search.search(study, bench, ks, options.trials)
   trials = skip_search.documents(study, layers)

@@ -33,7 +33,8 @@ import dataclasses
 import itertools
 
 from specdec.benchmark import engines, peers, results, runs
-from specdec.benchmark.decoder import Decoder, prompt_size
+from specdec.benchmark.batches import prompt_size
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import source_of
 from specdec.cli import app, prompt_flags, setup_flags

@@ -19,7 +19,7 @@ import sys
 from tqdm import tqdm
 
 from specdec.benchmark import results, runs
-from specdec.benchmark.decoder import batches_of, prompt_size
+from specdec.benchmark.batches import batches_of, prompt_size
 from specdec.checkpoints import text_corpus
 from specdec.cli import app, auto_flags, prompt_flags, setup_flags, show_flags
 from specdec.report.answer import compare_to_stop, stream_answers

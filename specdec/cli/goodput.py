@@ -29,7 +29,7 @@ and time of arrival; with --length=adaptive, of a coupled rule alone.
 import dataclasses
 
 from specdec.benchmark import goodput, results
-from specdec.benchmark.decoder import prompt_size
+from specdec.benchmark.batches import prompt_size
 from specdec.benchmark.queues import Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.benchmark.setup import Setup

@@ -28,7 +28,7 @@ held_out.jsonl.
 from tqdm import tqdm
 
 from specdec.benchmark import evaluation
-from specdec.benchmark.decoder import PROMPT_STEP
+from specdec.benchmark.batches import PROMPT_STEP
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.training import prompts, written
 from specdec.utils import files, terminal

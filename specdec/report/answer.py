@@ -11,7 +11,8 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from specdec.benchmark import runs
-from specdec.benchmark.decoder import Batch, Completed, Decoder, NewTokens
+from specdec.benchmark.batches import Batch, Completed, NewTokens
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.round_trace import Round, Tracer
 from specdec.checkpoints import TextStream, Tokenizer
 from specdec.types import ACCEPTED

@@ -46,7 +46,7 @@ def _log_probs_after(target, params, tokens, length, settings, source):
 class Trial:
   """A drafter with its target, and batches of one shape to run them on."""
 
-  def __init__(self, make, target, params, rules, prompts):
+  def __init__(self, make, target, params, rules, prompts, draws, tolerance):
     drafter = make if isinstance(make, Drafter) else make()
     self.traces = 0
 
@@ -68,6 +68,7 @@ class Trial:
         and (not rule.most_chains or 1 <= chains <= rule.most_chains)
       ]
     self.rules = rules
+    self.draws, self.tolerance = draws, tolerance
     self.params = jax.tree.map(jnp.asarray, params)
     self.rng = np.random.default_rng(0)
     vocab_size = target.vocab_size

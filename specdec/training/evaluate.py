@@ -20,7 +20,7 @@ from specdec import (
   multihost,
   sampling,
 )
-from specdec.benchmark import decoder, metrics
+from specdec.benchmark import batches, metrics
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead
@@ -135,7 +135,7 @@ def acceptance_by_decoding(
       eos_ids=eos_ids,
       source=source,
     )
-    decoder.check_finite(state, range(len(prompts)))
+    batches.check_finite(state, range(len(prompts)))
     stats = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
     return {
       "tokens_per_pass": stats.tokens_per_pass.value,

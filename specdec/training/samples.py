@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec import decode, multihost, sampling
-from specdec.benchmark import decoder
+from specdec.benchmark import batches
 from specdec.training.data import Sequences
 from specdec.training.options import Options
 from specdec.training.setup import Samples
@@ -91,7 +91,7 @@ def of_target(
         sampling=sampling.settings(BATCH, settings.temperature),
         index=index,
       )
-      decoder.check_finite(state, index)
+      batches.check_finite(state, index)
       tokens = multihost.whole(state.tokens)
       if multihost.is_first():
         files.replace_file(path, functools.partial(np.save, arr=tokens))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
-from specdec.benchmark.decoder import Batch, Decoder, prompt_size
+from specdec.benchmark.batches import Batch, prompt_size
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import Target
 from specdec.checkpoints import Tokenizer

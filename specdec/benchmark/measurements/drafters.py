@@ -1,0 +1,236 @@
+"""Lists measurements of what drafters gain on prompts.
+
+The shipped pair, SmolLM2, heads that were trained with equal weights, and
+self-drafts at long contexts.
+"""
+
+from collections.abc import Iterable
+
+from specdec.benchmark.measurements.measurement import (
+  HELD_OUT,
+  SAMPLED,
+  SMOLLM2,
+  TEXTS,
+  Measurement,
+)
+
+_MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
+_TEXTS_QUICK = "--limit=1 --max_new_tokens=12 --k=2"
+_TRAINED = "train it: docs/training.md"
+_SPEC_BENCH, _HUMANEVAL = "runs/spec_bench.jsonl", "runs/humaneval.jsonl"
+_DOWNLOADS = (
+  (
+    _SPEC_BENCH,
+    "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
+  ),
+  (_HUMANEVAL, "data/HumanEval.jsonl.gz of github.com/openai/human-eval"),
+)
+# Trained by configs/train/smollm2_drafter.py; `smollm2` is its EAGLE-3.
+_DSPARK = "runs/smollm2_dspark/best.safetensors"
+# Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
+_EQUAL = "; ".join(
+  f"{kind}(runs/equal/{name}-{seed}/best{ending})"
+  for kind, ending, names, seeds in (
+    ("model", "", "draft", 1),
+    ("pard", "", "pard", 1),
+    ("head", ".safetensors", "eagle3 dflash dspark", 3),
+    (
+      "head",
+      ".safetensors",
+      "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
+      "short narrow wide shallow deep",
+      1,
+    ),
+  )
+  for name in names.split()
+  for seed in range(seeds)
+)
+COMPARED = (
+  Measurement(
+    "pair_greedy",
+    "bench --k=1-8 --passes=1",
+    2.5,
+    "--k=3 --limit=4 --max_new_tokens=32 --repeats=3",
+  ),
+  Measurement(
+    "pair_sampled",
+    f"bench {SAMPLED} --k=1,2,3,4,6,8 --passes=1",
+    2,
+    "--k=3 --limit=4 --max_new_tokens=32 --repeats=3",
+  ),
+  Measurement(
+    "drafters",
+    f"compare_drafters {HELD_OUT} --limit=8 --max_new_tokens=96 --k=2,4,8",
+    9,
+    "--limit=1 --max_new_tokens=16 --k=2 --drafters='lookup; head(eagle)'",
+  ),
+  Measurement(
+    "equal",
+    f"compare_drafters {HELD_OUT} --limit=12 --max_new_tokens=96 "
+    f"--k=3,5,7,15 --tree_size=0 --drafters='{_EQUAL}'",
+    40,
+    None,
+    needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
+  ),
+)
+
+
+def equal_trees() -> Iterable[Measurement]:
+  """Trees of heads trained with equal weights: from the slots of one pass,
+  alone (dflash) or each given those before it (jetspec), from a Markov head
+  (dspark), and level by level (eagle3)."""
+  for kind in ("dflash", "jetspec", "dspark", "eagle3"):
+    path = f"runs/equal/{kind}-0/best.safetensors"
+    yield Measurement(
+      f"equal_trees_{kind}",
+      f"compare_rules {HELD_OUT} --drafter=head({path}) --limit=6 "
+      "--max_new_tokens=96 --only=coupled --sizes=7,15 "
+      "--shapes='chain,optimal tree,dynamic tree,wide tree'",
+      2.5,
+      None,
+      needs=((path, _TRAINED),),
+    )
+
+
+def long() -> Iterable[Measurement]:
+  """Self-drafts at long contexts: of SmolLM2's shape, for time alone, and of
+  SmolLM2 that continues pages of ours."""
+  ways = (
+    ("sparse", "sparse(window=256)"),
+    ("quantized", "quantized"),
+    ("both", "quantized(window=256)"),
+  )
+  for context, minutes in ((4096, 1), (16384, 2), (32768, 2.5)):
+    for name, drafter in ways:
+      yield Measurement(
+        f"long_{context}_{name}",
+        "bench --target=preset:smollm2-135m --random_weights --noprefill "
+        f"--context={context} --limit=1 --max_new_tokens=64 "
+        f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 --passes=1,5 "
+        "--repeats=5",
+        minutes,
+        None,
+      )
+  pages = " ".join(
+    f"--prompt_file=docs/{page}.md"
+    for page in ("roofline", "training", "measuring", "checkpoints")
+  )
+  for name, drafter in ways:
+    yield Measurement(
+      f"long_pages_{name}",
+      f"eval {SMOLLM2} {pages} --max_new_tokens=128 --drafter={drafter} "
+      "--k=4,6",
+      5,
+      None,
+      apart=True,
+    )
+
+
+def summary() -> Iterable[Measurement]:
+  """Every drafter by batch, and prompts that ask for thoughts or are long."""
+  shipped = (
+    f"compare_drafters {HELD_OUT} --limit=16 --max_new_tokens=64 --tree_size=0 "
+    "--k=2,4,8 --drafters='lookup; suffix; recycling; model(stdlib-1m); "
+    "early_exit(1); layer_skip(shipped); quantized; head(mtp); head(eagle)'"
+  )
+  of_smollm2 = (
+    "lookup; suffix; recycling; quantized; early_exit(26); head(smollm2); "
+    "lookup(k=5) | head(smollm2)"
+  )
+  smollm2 = (
+    f"compare_drafters {SMOLLM2} --chat --prompt_file={{prompts}} --limit=4 "
+    f"--max_new_tokens=48 --tree_size=0 --k=4 --drafters='{of_smollm2}'"
+  )
+  for name, flags, all_minutes in (
+    ("shipped", shipped, (4, 4, 5)),
+    ("smollm2", smollm2, (4, 5, 9)),
+  ):
+    for batch, minutes in zip((1, 4, 16), all_minutes):
+      name_of = f"summary_{name}_{batch}"
+      yield Measurement(name_of, f"{flags} --batch={batch}", minutes, None)
+  for name, drafter in (
+    ("lookup", "lookup"),
+    ("quantized", "quantized"),
+    ("copies_eagle3", "'lookup(k=5) | head(smollm2)'"),
+  ):
+    yield Measurement(
+      f"summary_long_{name}",
+      f"eval {SMOLLM2} --chat --prompt_file=configs/prompts/"
+      f"long_and_thinking.jsonl --max_new_tokens=128 --drafter={drafter} "
+      "--k=3,6",
+      3,
+      None,
+    )
+
+
+def smollm2() -> Iterable[Measurement]:
+  """SmolLM2 on four kinds of prompts, by drafter."""
+  for name, drafter, ks, minutes in (
+    ("quantized", "quantized", "4,6,8,10", 3),
+    ("lookup", "lookup(min_ngram=2)", "2,3,5,8", 3),
+    ("suffix", "suffix", "5,8", 2),
+    ("recycling", "recycling", "2,4", 2),
+    ("early_exit", "early_exit(26)", "1,2,4", 2.5),
+    ("layer_skip", "layer_skip(attention=[14,17,20,23,26])", "1,2,4", 2.5),
+  ):
+    yield Measurement(
+      f"smollm2_{name}",
+      f"eval {TEXTS} --drafter={drafter} --k={ks}",
+      minutes,
+      None if name == "layer_skip" else _TEXTS_QUICK,
+    )
+  eagle3, dspark = "head(smollm2)", f"head({_DSPARK})"
+  for name, drafter, ks, more in (
+    ("lookup", "lookup", "5,8", ""),
+    ("suffix", "suffix", "5,8", ""),
+    ("quantized", "quantized", "4,6", ""),
+    ("eagle3", eagle3, "2,3,5", ""),
+    ("eagle3_sampled", eagle3, "2,3", " --temperature=1"),
+    ("dspark", dspark, "3,7", ""),
+    ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", ""),
+    ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", ""),
+  ):
+    yield Measurement(
+      f"spec_bench_{name}",
+      f"eval {SMOLLM2} --chat --prompt_file={_SPEC_BENCH} "
+      f"--prompt_file={_HUMANEVAL} --limit=4 --max_new_tokens=128 "
+      f"--drafter={drafter} --k={ks}{more}",
+      6,
+      None,
+      needs=(
+        *_DOWNLOADS,
+        *([(_DSPARK, _TRAINED)] if dspark in drafter else []),
+      ),
+    )
+  yield Measurement(
+    "smollm2_repeated",
+    f"repeat_work {TEXTS} {_MORE} --k=8 --max_new_tokens=64",
+    3,
+    _TEXTS_QUICK,
+  )
+  gemma = "--prompt_file={prompts} --limit=1 --max_new_tokens=96"
+  yield Measurement(
+    "gemma_quantized",
+    f"eval --target=gemma3-270m {gemma} --drafter=quantized --k=4,6,8",
+    4,
+    None,
+  )
+  for name, target, draft in (
+    ("gemma", "gemma3-270m", "smollm2-135m-instruct"),
+    ("smollm2", "smollm2-135m-instruct", "gemma3-270m"),
+  ):
+    flags = f"--target={target} {gemma} --drafter=translated({draft}) --k=1,3,5"
+    for ending, sampled in (
+      ("", ""),
+      ("_sampled", "--temperature=1 --acceptance=block"),
+    ):
+      yield Measurement(
+        f"translated_{name}{ending}", f"eval {flags} {sampled}", 2, None
+      )
+  yield Measurement(
+    "engines",
+    f"compare_engines {TEXTS} --limit=1 --repeats=3",
+    4,
+    None,
+    needs=(("llama_cpp", "pip install llama-cpp-python"),),
+  )

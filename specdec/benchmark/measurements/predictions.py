@@ -1,0 +1,110 @@
+"""Lists predictions and what they are judged by.
+
+Calibrations, sweeps whose points are predicted and timed, the roofline, and
+steps that are compiled for TPUs.
+"""
+
+from collections.abc import Iterable
+
+from specdec.benchmark.measurements.measurement import (
+  PAIR,
+  SAMPLED,
+  Measurement,
+)
+
+_TPU = (("libtpu", "pip install libtpu; it needs no TPU"),)
+_8B = "--topology=v5e:2x4 --mesh=model:8 --target=preset:llama3-8b"
+PREDICTIONS = (
+  Measurement(
+    "calibration",
+    f"bench {PAIR} --k=2,5,8 --batch=1,3,6 --context=64",
+    2,
+    "--k=2 --batch=1 --repeats=2 --max_new_tokens=16",
+    flag="calibrate",
+  ),
+  Measurement(
+    "sweep_shipped",
+    "sweep --sweep=configs/sweeps/shipped.py --shard=0/2",
+    17,
+    "--sweep=configs/sweeps/quick.py",
+  ),
+  Measurement(
+    "sweep_smollm2", "sweep --sweep=configs/sweeps/smollm2.py", 8, None
+  ),
+  Measurement(
+    "leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15, None
+  ),
+  Measurement(
+    "calibration_t5",
+    "bench --target=stdlib-t5-5m --k=2,5,8 --batch=1,3,6 --context=64",
+    2,
+    None,
+    flag="calibrate",
+  ),
+  Measurement("papers", "roofline --papers", 0.1),
+  Measurement(
+    "roofline_v6e",
+    "roofline --chip=v6e --ways=8 --target=llama3-70b "
+    "--drafter=model(llama3-1b) --batches=1,8,32 --contexts=2048,8192",
+    0.1,
+  ),
+  Measurement(
+    "roofline_here",
+    "roofline --calibration={results}/calibration.json --target=stdlib-11m "
+    f"{PAIR} --prefix_acceptance=0.85,0.7,0.58,0.47,0.4,0.35,0.3,0.26 "
+    "--batches=1,2,4,8 --contexts=128 --context=128",
+    0.1,
+  ),
+  Measurement(
+    "tpu_8b",
+    f"compile_tpu {_8B} --drafter=model(preset:llama3-1b) --batch=1 --k=4 "
+    f"{SAMPLED} --steps=draft,verify,accept,loop",
+    3,
+    "--topology=v5e:2x2 --mesh=model:4 --target=preset:llama3-1b "
+    "--drafter=lookup --steps=verify --context=256",
+    needs=_TPU,
+  ),
+  Measurement(
+    "tpu_70b",
+    "compile_tpu --topology=v6e:2x4 --mesh=model:8 --target=preset:llama3-70b "
+    "--drafter=model(preset:llama3-1b) --batch=8 --k=4 "
+    f"{SAMPLED} --steps=draft,verify,accept",
+    4,
+    None,
+    needs=_TPU,
+  ),
+)
+
+
+def heads() -> Iterable[Measurement]:
+  """Steps with a published head of an 8 B model, compiled for eight v5e."""
+  for head, k in (("eagle3", 4), ("dflash", 15)):
+    yield Measurement(
+      f"tpu_{head}",
+      f"compile_tpu {_8B} --drafter=head(preset:{head}) --batch=1 --k={k} "
+      f"{SAMPLED} --steps=draft,verify,loop",
+      1.5,
+      None,
+      needs=_TPU,
+    )
+
+
+def training() -> Iterable[Measurement]:
+  """A step of training a published head of an 8 B model, compiled for slices
+  of sixteen v5e and of eight v6e."""
+  for head, chip, flags in (
+    ("eagle3", "v5e", "--config.options.accumulate=8"),
+    ("eagle3", "v6e", ""),
+    ("dflash", "v5e", ""),
+    ("dflash", "v6e", ""),
+  ):
+    shape, rows = ("4x4", 2) if chip == "v5e" else ("2x4", 1)
+    yield Measurement(
+      f"training_{head}_{chip}",
+      f"compile_training --config=configs/train/published.py:{head} "
+      f"--config.target=preset:llama3-8b {flags} --topology={chip}:{shape} "
+      f"--mesh=data:{rows},model:8",
+      6,
+      None,
+      needs=_TPU,
+    )
