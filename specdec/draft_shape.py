@@ -364,6 +364,11 @@ def dynamic(
   deterministic: re-ranking tokens that were drawn would change the distribution
   of the text.
 
+  A prefix of d tokens that has a child in the tree has d - 1 ancestors there,
+  and the likelier prefixes of its level: so of level d at most size - d are
+  extended, by as many tokens each. With top = size no tree of that size is
+  likelier (DDTree, arXiv:2604.12989).
+
   Args:
     top: prefixes extended and tokens tried after each, >= 1.
     depth: levels, >= 1.
@@ -387,6 +392,9 @@ def dynamic(
       "draft tokens"
     )
   spec = DraftSpec(size + 1, depth, (size + 1,), siblings="deterministic")
+  # Of each level but the last: how many prefixes are extended, by how many
+  # tokens.
+  widths = [min(top, size - d) for d in range(1, min(depth, size))]
 
   def sample_tree(context, logits, run, carry, run_leaves=False):
     del run_leaves  # they stand elsewhere than they were run
@@ -395,34 +403,33 @@ def dynamic(
 
     put = jax.vmap(lambda row, at, new: row.at[at].set(new), (0, 0, None))
 
-    def of_all(value):
-      return jnp.full((batch, top), value, jnp.int32)
-
-    # Candidates, level by level; parent: number of a candidate, -1 the root.
-    tokens, score = _top(logits, top)  # [B, top]
-    levels = [(tokens, score, of_all(-1))]
-    slots = [of_all(0) + 1 + jnp.arange(top)[None]]
-    frontier = jnp.broadcast_to(jnp.arange(top), (batch, top))  # candidates
-    places = jnp.concatenate([of_all(-1)[:, :1], of_all(0)], axis=1)
-    best, first = tokens, 1
-    for level in range(2, depth + 1):
+    # Candidates, level by level: tokens, their scores, and of the prefixes that
+    # they go on from the numbers as candidates, -1 for the root, and as nodes
+    # that were run.
+    tokens, score = _top(logits, min(top, size))  # [B, top]
+    ends = jnp.full(tokens.shape, -1), jnp.zeros(tokens.shape, jnp.int32)
+    levels, slots = [(tokens, score, ends[0])], []
+    places = jnp.full((batch, 1), -1, jnp.int32)
+    base, first = 0, 1
+    for width in widths:
+      # The likeliest of the level before are run: [B, width].
+      prefix, chosen = jax.lax.top_k(score, width)
+      run_at = jnp.full(score.shape, -1)
+      slots.append(put(run_at, chosen, first + jnp.arange(width)))
+      best, place = (
+        jnp.take_along_axis(x, chosen, axis=1) for x in (tokens, ends[1])
+      )
+      places = jnp.concatenate([places, place], axis=1)
       carry, after = run(carry, best, places, first, True)
-      tokens, log_probs = _top(after, top)  # [B, top, top], or [B, 1, top]
-      total = (score[:, :, None] + log_probs).reshape(batch, -1)
-      base = top + (level - 2) * top * top
-      parent = jnp.repeat(frontier, top, axis=1)
-      tokens = jnp.broadcast_to(tokens, (batch, top, top)).reshape(batch, -1)
-      score, chosen = jax.lax.top_k(total, top)
-      run_at = jnp.full(total.shape, -1)
-      if level < depth:  # these are run next
-        run_at = put(run_at, chosen, first + top + jnp.arange(top))
-        places = jnp.concatenate([places, first + chosen // top], axis=1)
-      levels.append((tokens, total, parent))
-      slots.append(run_at)
-      best = jnp.take_along_axis(tokens, chosen, axis=1)
-      frontier, first = base + chosen, first + top
-    if depth == 1:
-      slots = [of_all(-1)]
+      tokens, log_probs = _top(after, width)  # [B, width or 1, width]
+      shape = batch, width, width
+      tokens = jnp.broadcast_to(tokens, shape).reshape(batch, -1)
+      score = (prefix[:, :, None] + log_probs).reshape(batch, -1)
+      nodes = jnp.broadcast_to(first + jnp.arange(width), (batch, width))
+      ends = tuple(jnp.repeat(x, width, axis=1) for x in (base + chosen, nodes))
+      base, first = base + run_at.shape[1], first + width
+      levels.append((tokens, score, ends[0]))
+    slots.append(jnp.full(score.shape, -1))
     tokens, score, parent = (jnp.concatenate(x, axis=1) for x in zip(*levels))
     slot = jnp.concatenate(slots, axis=1)
 
@@ -446,5 +453,4 @@ def dynamic(
     slot = with_root(zero, jnp.take_along_axis(slot, kept, axis=1))
     return SampledTree(draft, slot), carry
 
-  num_run = 1 + top * (depth - 1)
-  return DraftShape(spec, num_run, False, sample_tree)
+  return DraftShape(spec, 1 + sum(widths), False, sample_tree)

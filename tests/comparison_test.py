@@ -86,7 +86,7 @@ def test_a_rule_that_was_edited_is_not_mixed_with_the_one_before(
   flags += [f"--only=rejection; {file}:mine"]
   for text, ended in ((MINE, False), (MINE, False), (MINE + "# edited", True)):
     file.write_text(text)
-    result = until(monkeypatch, "compare_rules", flags, "measure_ranks")
+    result = until(monkeypatch, "compare_rules", flags, "measure_acceptance")
     assert isinstance(result, str) == ended
   assert "other settings (file_checksums" in result
 
@@ -115,7 +115,7 @@ def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
   shapes = comparison.shapes_of(setup, size, ranks, rules)
   names = {shape.name for shape in shapes}
   assert {"chain", "optimal tree", "dynamic tree"} <= names
-  assert ("wide tree" in names) == (size <= 2)  # early exit has no more room
+  assert ("wide tree" in names) == (size <= 3)  # early exit has no more room
   for shape in shapes:
     draft_shape = shape.setup(setup, "rejection").make_shape()
     spec = draft_shape.spec
@@ -262,16 +262,17 @@ def test_a_tree_is_built_from_other_noise_than_its_texts_have(
   """Rule 7: what decides how much is drafted has not seen it."""
   seen = []
 
-  def by_rank(decoder, encoded):
+  def by_depth(decoder, encoded):
     seen.append(programs.keys_of(decoder.key))
-    return np.array([0.5, 0.1])
+    return np.array([[0.5, 0.1]])
 
   module = comparison.expected_acceptance
-  monkeypatch.setattr(module, "acceptance_by_rank", by_rank)
+  monkeypatch.setattr(module, "acceptance_by_depth", by_depth)
   sizes = {"prompt_size": 8, "max_new_tokens": 4, "temperature": 1.0}
   setup = Setup(str(target), drafter="early_exit(1)", k=1, **sizes)
   bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
-  comparison.measure_ranks(bench, setup, files.Lines(tmp_path / "lines.jsonl"))
+  lines = files.Lines(tmp_path / "lines.jsonl")
+  comparison.measure_acceptance(bench, setup, 1, lines)
   assert len(seen) == 2
   writing = programs.keys_of(bench.decoder(setup).key)
   assert not any(writing & one for one in seen)

@@ -67,16 +67,20 @@ def test_rounds_keep_what_is_expected_of_them(name, rule, others):
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
 
 
-def test_ranks_add_up_to_what_siblings_keep():
-  star = draft_shape.static(draft_tree.parallel(3, 1))
-  decoder = decoder_of(star, acceptance.rejection(), batch=100)
+def test_acceptance_by_depth_adds_up_to_what_a_comb_keeps():
+  paths = [(0,), (1,), (2,), (0, 0), (0, 1)]
+  comb = draft_shape.static(draft_tree.from_paths(paths))
+  decoder = decoder_of(comb, acceptance.rejection(), batch=100)
   # In three batches.
-  ranks = expected_acceptance.acceptance_by_rank(decoder, ROWS)
+  rates = expected_acceptance.acceptance_by_depth(decoder, ROWS)
   sums, rounds = expected_acceptance.expected_lengths(
     decoder, ROWS, [decoder.rule, acceptance.coupled()]
   )
   np.testing.assert_allclose(
-    ranks.sum(), sums[0].sum() / rounds.sum(), rtol=1e-4
+    rates[0].sum() + rates[0, 0] * rates[1].sum(),
+    sums[0].sum() / rounds.sum(),
+    rtol=1e-4,
   )
-  assert ranks[0] > max(ranks[1:])
+  assert rates.shape == (2, 3) and rates[1, 2] == 0
+  assert np.all(rates[:, 0] > rates[:, 1:].max(1))
   assert np.all(np.isnan(sums[1]))  # the rule does not know it

@@ -94,7 +94,7 @@ def test_a_config_is_a_setup():
     (dict(acceptance="greedy", temperature=1.0), "would not sample"),
     (dict(shape="chains(2)", drafter="lookup"), "chain"),
     (dict(shape="chains(2)", k=0, drafter="early_exit(1)"), "needs k >= 1"),
-    (dict(shape="dynamic(2)", drafter="early_exit(1)"), "cache has room"),
+    (dict(shape="dynamic(4)", drafter="early_exit(1)"), "cache has room"),
     (dict(drafter="early_exit(layers=1)"), r"it is early_exit\(layer"),
     (
       dict(shape="chains(2)", drafter="model(x)", acceptance="block"),

@@ -41,7 +41,7 @@ from specdec.models import layouts, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS
-from specdec.roofline import drafter_cost
+from specdec.roofline import drafter_cost, trees
 from specdec.types import AcceptanceRule, Drafter, Skip, Sparse
 from specdec.utils import calls
 from specdec.utils.calls import Call
@@ -347,15 +347,28 @@ def _chains(count: int, k: int, siblings: str, shared: int = 0) -> DraftShape:
   return draft_shape.static(draft_tree.parallel(count, k, shared), siblings)
 
 
+def _comb(k: int, siblings: str, first: int = 8, later: int = 4) -> DraftShape:
+  if min(first, later) < 1 or first + (k - 1) * later > MAX_DRAFT:
+    raise ValueError(
+      f"comb: {first} and {later} siblings; each must be >= 1, and all {k} "
+      f"levels have at most {MAX_DRAFT:,} tokens"
+    )
+  paths = [
+    (*[0] * level, rank)
+    for level in range(k)
+    for rank in range(later if level else first)
+  ]
+  return draft_shape.static(draft_tree.from_paths(paths), siblings)
+
+
 def _optimal(
-  size: int, rank_acceptance: Sequence[float], k: int, siblings: str
+  size: int, acceptance: Sequence, k: int, siblings: str
 ) -> DraftShape:
   if not 1 <= size <= MAX_DRAFT:
     raise ValueError(f"optimal: {size:,} tokens; 1 to {MAX_DRAFT:,}")
-  if not np.size(rank_acceptance):
+  if not np.size(acceptance):
     raise ValueError("optimal: give the acceptance of a node's first child ...")
-  by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
-  paths = draft_tree.optimal(by_depth, size)
+  paths = draft_tree.optimal(trees.by_depth(acceptance, k), size)
   return draft_shape.static(draft_tree.from_paths(paths), siblings)
 
 
@@ -388,6 +401,7 @@ SHAPES: Mapping[str, Callable[..., DraftShape]] = {
   "adaptive": draft_length.adaptive,
   "chain": draft_shape.chain,
   "chains": _chains,
+  "comb": _comb,
   "dynamic": _dynamic,
   "entropy": draft_length.entropy,
   "optimal": _optimal,

@@ -42,7 +42,7 @@ USUAL_SHAPES = (
 )  # fmt: skip
 SHAPES = (*USUAL_SHAPES, "wide tree")
 RANKED = ("without_replacement", "deterministic")  # siblings of static trees
-_RANKS = 8  # siblings whose acceptance is measured
+_DEPTH = 16  # levels whose acceptance is measured, at most
 # What decides on a target's baseline.
 _BASELINE = (
   "batch", "prompt_size", "max_new_tokens", "temperature", "top_k", "top_p",
@@ -165,16 +165,17 @@ def rule_of(setup: Setup, call: str) -> AcceptanceRule:
 def shapes_of(
   setup: Setup,
   size: int,
-  ranks: dict[str, Sequence[float]],
+  acceptance: dict[str, Sequence],
   rules: Sequence[str],
 ) -> list[Shape]:
   """Returns all shapes of `size` draft tokens with the rules right for each.
 
   Leaves out shapes that the setup's drafter cannot draw, and trees that the
-  ranks make smaller (deeper children are never accepted).
+  acceptance makes smaller (deeper children are never accepted).
 
   Args:
-    ranks: by kind of siblings, how often a node's r-th child is accepted.
+    acceptance: by kind of siblings, how often a node's r-th child is accepted,
+      or by depth and rank.
     rules: calls.
   """
   candidates = [Shape(size, "chain", "none", "chain", size)]
@@ -184,22 +185,23 @@ def shapes_of(
       name = f"{count} chains"
       candidates.append(Shape(size, name, siblings, call, size // count))
   levels = 1
-  for siblings, by_rank in ranks.items():
-    paths = draft_tree.optimal(by_rank, size)
+  for siblings, rates in acceptance.items():
+    paths = draft_tree.optimal(rates, size)
     if len(paths) == size:
-      call = f"optimal({size}, {list(by_rank)}, siblings={siblings})"
+      call = f"optimal({size}, {list(rates)}, siblings={siblings})"
       depth = len(paths[-1])
       candidates.append(Shape(size, "optimal tree", siblings, call, depth))
       levels = max(levels, depth)
-  # As deep as those, so wide that there are enough draft tokens to choose from,
-  # and tried in no more nodes than are kept (early exit has room for those
-  # alone).
+  # As deep as those, and so wide that there are enough draft tokens to choose
+  # from; less deep where a drafter has room for the tree's own nodes alone.
   top = min(4, size)
-  levels = min(levels, 1 + size // top)
-  while top + (levels - 1) * top**2 < size:
-    levels += 1
+  least = 1 + max(0, -(-(size - top) // top**2))
   call = f"dynamic({size}, top={top})"
-  candidates.append(Shape(size, "dynamic tree", "deterministic", call, levels))
+  for depth in range(max(levels, least), 0, -1):
+    tree = Shape(size, "dynamic tree", "deterministic", call, depth)
+    if depth == least or any(_fits(setup, tree, rule) for rule in rules):
+      candidates.append(tree)
+      break
   # Bounded by nothing but its size: of one pass, DDTree's (arXiv:2604.12989).
   call = f"dynamic({size}, top={size})"
   candidates.append(Shape(size, "wide tree", "deterministic", call, size))
@@ -226,7 +228,7 @@ def check_drafter(setup: Setup) -> None:
   """Refuses drafters of chains, whose acceptance by rank cannot be measured."""
   try:
     for siblings in RANKED:
-      _star(siblings).setup(setup, "rejection")
+      _comb(siblings, 1).setup(setup, "rejection")
   except ValueError as error:
     raise ValueError(
       f"drafter = {setup.drafter}: {error}; trees are compared as well, so "
@@ -234,33 +236,37 @@ def check_drafter(setup: Setup) -> None:
     ) from error
 
 
-def _star(siblings: str) -> Shape:
-  """The shape whose acceptance by rank is measured."""
-  call = f"chains({_RANKS}, siblings={siblings})"
-  return Shape(_RANKS, "star", siblings, call, 1)
+def _comb(siblings: str, depth: int) -> Shape:
+  """The shape whose acceptance is measured."""
+  return Shape(depth, "comb", siblings, f"comb(siblings={siblings})", depth)
 
 
-def measure_ranks(
-  bench: Bench, setup: Setup, lines: files.Lines
-) -> dict[str, list[float]]:
-  """Returns, by kind of siblings, how often the r-th of many is accepted.
+def measure_acceptance(
+  bench: Bench, setup: Setup, depth: int, lines: files.Lines
+) -> dict[str, list[list[float]]]:
+  """Returns [D, R], by kind of siblings, how often a node's r-th child is kept.
 
   It is measured where `lines` does not hold it, and kept there. As a tree is
   built from it, the noise is of its own (rule 7).
+
+  Args:
+    depth: levels of the deepest tree; at most 16 are measured.
   """
   for line in lines.entries:
-    if "ranks" in line:
-      return line["ranks"]
-  ranks = {}
+    if "by_depth" in line:
+      return line["by_depth"]
+  measured = {}
   for siblings in RANKED:
-    decoder = bench.decoder(_star(siblings).setup(setup, "rejection"))
+    shape = _comb(siblings, min(depth, _DEPTH))
+    decoder = bench.decoder(shape.setup(setup, "rejection"))
     decoder = dataclasses.replace(decoder, key=pilot_key(decoder.key))
-    with terminal.progress(f"counting acceptance by rank, {siblings}"):
-      shares = expected_acceptance.acceptance_by_rank(decoder, bench.encoded)
+    with terminal.progress(f"counting acceptance by depth, {siblings}"):
+      shares = expected_acceptance.acceptance_by_depth(decoder, bench.encoded)
     # float32 may sum to 1 + 1e-7.
-    ranks[siblings] = (shares / max(1.0, shares.sum())).tolist()
-  lines.append({"ranks": ranks})
-  return ranks
+    shares /= np.maximum(1.0, shares.sum(1, keepdims=True))
+    measured[siblings] = shares.round(6).tolist()
+  lines.append({"by_depth": measured})
+  return measured
 
 
 def _expected(bench: Bench, setup: Setup, shape: Shape) -> dict[str, dict]:
@@ -359,7 +365,7 @@ def time_passes(
 
 def best_tree(
   runs: Sequence[dict],
-  ranks: dict[str, Sequence[float]],
+  acceptance: dict[str, Sequence],
   passes: dict[int, float],
   temperature: float,
 ) -> dict | None:
@@ -381,7 +387,7 @@ def best_tree(
   of_level = max(0.0, (chain["round_seconds"] - of_pass) / chain["k"])
   # A distribution without noise has but one token to draw.
   siblings = "without_replacement" if temperature else "deterministic"
-  tree = trees.best(ranks[siblings], times, of_level)
+  tree = trees.best(acceptance[siblings], times, of_level)
   return {
     "siblings": siblings,
     "pass_seconds": [*times.items()],

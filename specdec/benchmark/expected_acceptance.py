@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import sampling, step
+from specdec import draft_tree, sampling, step
 from specdec.benchmark.batches import batches_of
 from specdec.benchmark.decoder import Decoder
 from specdec.traversal import TRAVERSALS, accept_probs
@@ -98,20 +98,33 @@ def expected_lengths(
   return over_rounds(decoder, rows, statistic)
 
 
-def acceptance_by_rank(
+def acceptance_by_depth(
   decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> np.ndarray:
-  """Returns [R] how often a node's r-th child is the one that is kept.
+  """Returns [D, R] how often the r-th child of a first child at depth d is the
+  one that is kept, once all first children above it were.
 
   Args:
-    decoder: its drafter drafts R siblings below the pending token that are
+    decoder: its drafter drafts a comb (`catalog.SHAPES`) of siblings that are
       not i.i.d., its rule walks to the first that is kept.
   """
+  parents = np.array(decoder.drafter.spec.parents)
+  depth = draft_tree.depth(parents)[1:] - 1
+  first = np.flatnonzero(np.diff(depth, prepend=-1))  # of each level
+  rank = np.arange(len(depth)) - first[depth]
+  place = depth, rank
+  shape = len(first), 1 + rank.max()
 
-  def statistic(draft: Draft, target_log_probs: Array) -> Array:
+  def statistic(draft: Draft, target_log_probs: Array) -> tuple[Array, Array]:
     accept_prob = accept_probs(decoder.rule, draft, target_log_probs)[:, 1:]
-    refused = jnp.cumprod(1.0 - accept_prob[:, :-1], axis=1)
-    return accept_prob.at[:, 1:].multiply(refused)
+    accept_prob = (
+      jnp.zeros((len(accept_prob), *shape)).at[:, *place].set(accept_prob)
+    )
+    refused = jnp.cumprod(1.0 - accept_prob[..., :-1], axis=-1)
+    kept = accept_prob.at[..., 1:].multiply(refused)
+    reached = jnp.cumprod(kept[..., :-1, 0], axis=-1)
+    reached = jnp.pad(reached, ((0, 0), (1, 0)), constant_values=1.0)
+    return kept * reached[..., None], reached
 
-  kept, counted = over_rounds(decoder, rows, statistic)
-  return kept.sum(0) / counted.sum()
+  (kept, reached), _ = over_rounds(decoder, rows, statistic)
+  return kept.sum(0) / np.maximum(reached.sum(0), 1e-9)[:, None]

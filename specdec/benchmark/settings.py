@@ -75,10 +75,12 @@ class Settings:
     shape: A call. chain: k tokens in a row. chains(3): so many chains of k
       tokens; chains(3, shared=1): they share the first. optimal(12, [0.6,
       0.2]): the static tree of 12 draft tokens, at most k deep, that keeps
-      most if a node's first, second ... child is kept so often. dynamic(16,
-      top=4): EAGLE-2's tree, k deep. paths(FILE): JSON, [[0], [1], [0, 0],
-      ...], each the child to take at every step, from 0. Of these all but
-      dynamic take siblings=iid, without_replacement or deterministic.
+      most if a node's first, second ... child is kept so often; [[0.6, 0.2],
+      ...]: by depth. comb(8, 4): a chain and siblings of its tokens, 8 in all
+      at first and 4 later. dynamic(16, top=4): EAGLE-2's tree, k deep.
+      paths(FILE): JSON, [[0], [1], [0, 0], ...], each the child to take at
+      every step, from 0. Of these all but dynamic take siblings=iid,
+      without_replacement or deterministic.
       adaptive(costs=[1, 1.2, ...]): at most k tokens in a row, as many as the
       batch expects to pay in every round; costs are those of rounds of 0 to k
       levels, by_depth and by_class what is accepted before it is known.

@@ -5,8 +5,9 @@
   python scripts/compare_rules.py --tables --output=runs/lossy
 
 A draft of --sizes tokens is one chain, 2 or 4 chains, the static tree that
-suits the acceptance by rank, which is measured first, or EAGLE-2's dynamic tree
-('wide tree': with as many levels and siblings as its size allows). The table
+suits the acceptance by depth and rank, which is measured first (Sequoia's), or
+EAGLE-2's dynamic tree, as deep ('wide tree': with as many levels and siblings
+as its size allows, which is DDTree's for a block). The table
 has a line for each rule that is right for a shape:
 
   expected       accepted tokens per round by the two distributions alone, of
@@ -58,13 +59,15 @@ def rules_of(options: app.Options) -> tuple[str, ...]:
 
 
 def shapes_of(
-  options: app.Options, setup: Setup, ranks
+  options: app.Options, setup: Setup, acceptance
 ) -> list[comparison.Shape]:
   """Returns the shapes and rules that the flags ask for."""
   return [
     shape
     for size in options.sizes
-    for shape in comparison.shapes_of(setup, size, ranks, rules_of(options))
+    for shape in comparison.shapes_of(
+      setup, size, acceptance, rules_of(options)
+    )
     if shape.name in options.shapes
   ]
 
@@ -129,20 +132,20 @@ def compare(options: app.Options) -> None:
   bench, most = comparison.Bench(target, encoded), max(options.sizes)
   widest = bench.decoder(dataclasses.replace(setup, k=most))
   lines = prompt_flags.claim(folder, header, widest.params, encoded)
-  ranks = comparison.measure_ranks(bench, setup, lines)
-  shapes = shapes_of(options, setup, ranks)
+  acceptance = comparison.measure_acceptance(bench, setup, most, lines)
+  shapes = shapes_of(options, setup, acceptance)
   runs = comparison.compare(bench, setup, shapes, lines)
   nodes = [most + 1, *(2**i for i in range(1, 20) if 2**i <= most)]
   passes = comparison.time_passes(setup, target, lines, nodes, context)
-  tree = comparison.best_tree(runs, ranks, passes, setup.temperature)
+  tree = comparison.best_tree(runs, acceptance, passes, setup.temperature)
   rules = {comparison.rule_of(setup, r["comparison"]["rule"]) for r in runs}
   lossy = {rule.caveat for rule in rules} - {""}
   caveats = [*header["caveats"], *sorted(lossy)]
   if tree:
     files.replace_text(folder / "tree.json", json.dumps(tree["paths"]) + "\n")
   document = header | {"caveats": caveats, "runs": runs, "tree": tree}
-  document["acceptance_by_rank"] = ranks
-  text = tables.of_rules(runs, ranks, tree, caveats)
+  document["acceptance_by_depth"] = acceptance
+  text = tables.of_rules(runs, acceptance, tree, caveats)
   title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
   prompt_flags.publish(folder, document, text, title, plots.over_sizes)
 

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specdec.benchmark import sweeps
 from specdec.benchmark.auto import Choice
 from specdec.benchmark.metrics import Estimate
@@ -202,7 +204,7 @@ CHILDREN = {
 
 def of_rules(
   runs: Sequence[dict],
-  ranks: dict[str, Sequence[float]],
+  acceptance: dict[str, Sequence],
   tree: dict | None,
   caveats: Sequence[str],
   listed: Callable[[Iterable, Mapping], str] = listed,
@@ -211,6 +213,7 @@ def of_rules(
   columns = {
     "draft tokens": lambda run: run["nodes"] - 1,
     "shape": "{[comparison][shape]}",
+    "levels": "{[k]}",
     "children": lambda run: CHILDREN[run["comparison"]["siblings"]],
     "rule": "{[comparison][rule]}",
     "expected": estimate("expected"),
@@ -235,7 +238,7 @@ def of_rules(
     ),
   ]
   lines += [f"  warning: {caveat}" for caveat in caveats]
-  return "\n".join(lines + (_tree(ranks, tree) if tree else []))
+  return "\n".join(lines + (_tree(acceptance, tree) if tree else []))
 
 
 def _is_wrong(
@@ -300,9 +303,13 @@ def of_engines(document: dict, form=listed) -> str:
   return "\n".join(lines)
 
 
-def _tree(ranks: dict[str, Sequence[float]], tree: dict) -> list[str]:
+def _tree(acceptance: dict[str, Sequence], tree: dict) -> list[str]:
   siblings, paths = tree["siblings"], tree["paths"]
-  kept = " ".join(f"{share:.2f}" for share in ranks[siblings])
+  rates = np.atleast_2d(acceptance[siblings])
+  kept = " ".join(f"{share:.2f}" for share in rates[0])
+  if len(rates) > 1:
+    kept += "; of the first by depth: "
+    kept += " ".join(f"{share:.2f}" for share in rates[:, 0])
   size = f"{len(paths)} draft tokens in {len(paths[-1])} levels" if paths else 0
   _, baseline = tree["pass_seconds"][0]
   return [

@@ -1,7 +1,8 @@
 """Searches the static tree with the most expected tokens per second.
 
-Sequoia (arXiv:2402.12374), section 3.2: acceptance depends on a child's rank
-alone. Times may be measured or predicted.
+Sequoia (arXiv:2402.12374), section 3.2, where acceptance depends on a child's
+rank; here it may depend on its depth as well. Times may be measured or
+predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,27 +23,42 @@ class Choice(NamedTuple):
   seconds: float  # per round
 
 
-def expected_tokens(
-  paths: Sequence[Path], acceptance: Sequence[float]
-) -> float:
+def by_depth(acceptance: Sequence, levels: int) -> np.ndarray:
+  """Returns acceptance [D, R], D <= levels, of that by rank or by depth too.
+
+  Raises:
+    ValueError: neither [R] nor [D, R].
+  """
+  rates = np.asarray(acceptance, float)
+  if rates.ndim not in (1, 2):
+    raise ValueError("acceptance must be given by rank, or by depth and rank")
+  return rates[:levels] if rates.ndim == 2 else np.tile(rates, (levels, 1))
+
+
+def expected_tokens(paths: Sequence[Path], acceptance: Sequence) -> float:
   """Returns E[tokens per round]: 1 and each node's product along its path.
 
   Args:
-    acceptance: probability that a node's r-th child is the accepted one.
+    acceptance: [R], probability that a node's r-th child is the accepted one;
+      or [D, R], that below an accepted node of depth d.
   """
-  rates = np.asarray(acceptance, float)
-  return 1.0 + float(sum(np.prod(rates[list(path)]) for path in paths))
+  if not paths:
+    return 1.0
+  rates = by_depth(acceptance, max(map(len, paths)))
+  return 1.0 + float(
+    sum(np.prod([rates[step] for step in enumerate(path)]) for path in paths)
+  )
 
 
 def best(
-  acceptance: Sequence[float],
+  acceptance: Sequence,
   pass_seconds: Mapping[int, float],
   level_seconds: float,
 ) -> Choice:
   """Returns the tree with the most tokens per second, of any size and depth.
 
   Args:
-    acceptance: by the child's rank.
+    acceptance: as of `expected_tokens`.
     pass_seconds: n -> seconds of the target's pass over n nodes, the root
       included; linearly interpolated. The largest n bounds the tree.
     level_seconds: seconds that the drafter takes per level.
@@ -58,10 +74,10 @@ def best(
   times = [pass_seconds[n] for n in sizes]
   choice = Choice([], 1.0, pass_seconds[1])
   for levels in range(1, sizes[-1]):
-    by_depth = np.tile(np.asarray(acceptance, float), (levels, 1))
+    rates = by_depth(acceptance, levels)
     improved = False
     for size in range(1, sizes[-1]):
-      paths = draft_tree.optimal(by_depth, size)
+      paths = draft_tree.optimal(rates, size)
       if len(paths) < size or len(paths[-1]) < levels:
         continue  # no such tree, or it has fewer levels
       improved = True
