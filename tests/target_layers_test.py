@@ -292,7 +292,7 @@ def test_what_cannot_be_is_refused(skip, k, threshold, sentence):
 
 
 def test_a_tree_that_tries_more_than_it_keeps_is_refused():
-  shape = draft_shape.dynamic(3, 3, 2)
+  shape = draft_shape.dynamic(3, 3, 4)
   for make in (
     lambda: drafters.layer_skip(target()[0], SOME, shape=shape),
     lambda: drafters.early_exit(target()[0], 1, shape=shape),
