@@ -49,7 +49,7 @@ class Run:
   def headline(self) -> list[tuple[str, str]]:
     """Returns the two numbers that matter most."""
     return [
-      ("tokens per target pass", str(self.acceptance.tokens_per_pass)),
+      ("tokens per target step", str(self.acceptance.tokens_per_pass)),
       ("speedup", f"{self.speed.speedup} x"),
     ]
 

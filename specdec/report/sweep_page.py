@@ -56,7 +56,7 @@ def _row(name: str, line: dict) -> dict[str, tuple[object, str]]:
     "setting": (name, "{}"),
     "batch": (run["batch"], "{}"),
     "k": (run["k"], "{}"),
-    "tokens a round": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
+    "tokens/pass": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
     "by alpha, c": (formula or 0, "-" if formula is None else "{:.2f}"),
     "predicted": (prediction["speedup"], "{:.2f}"),
     "measured": (speed["speedup"]["value"], "{:.2f}"),

@@ -181,7 +181,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "T": lambda line: f"{line['point'].get('temperature', 0):g}",
     "batch": "{[run][batch]}",
     "k": "{[run][k]}",
-    "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
+    "tokens/pass": "{[run][acceptance][tokens_per_pass][value]:.2f}",
     **PREDICTED,
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
   }
@@ -335,7 +335,7 @@ def of_choice(choice: Choice, batch: int, explain: bool) -> str:
     return text
   columns = {
     "k": "{.k}",
-    "tokens a round": "{.tokens:.2f}",
+    "tokens/pass": "{.tokens:.2f}",
     "ms a round": lambda x: f"{1e3 * x.seconds:.2f}",
     "tokens/s": lambda x: f"{batch * x.tokens / x.seconds:.1f}",
     "speedup": "{.speedup:.2f}",
