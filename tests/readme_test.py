@@ -72,7 +72,7 @@ def extending():
 def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
   scope = run_blocks(README)
   printed = capsys.readouterr().out
-  assert re.search(r"\d\.\d+ ± \d\.\d+ times as fast", printed)
+  assert re.search(r"speedup \d\.\d+ ± \d\.\d+ \(n = 3\)", printed)
   comparison = scope["comparison"]
   assert comparison.differences("speculative") == ()
   for results in comparison.results:

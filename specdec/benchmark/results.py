@@ -50,7 +50,7 @@ class Run:
     """Returns the two numbers that matter most."""
     return [
       ("tokens per target step", str(self.acceptance.tokens_per_pass)),
-      ("speedup", f"{self.speed.speedup} x"),
+      ("speedup", f"{self.speed.speedup:.2f x}"),
     ]
 
   def rows(self) -> list[tuple[str, str]]:

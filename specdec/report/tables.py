@@ -77,9 +77,7 @@ def speedup_of(run: Mapping) -> float:
 
 def share(estimate: Mapping) -> str:
   """'87 ± 2 %'."""
-  error = estimate["error"]
-  error = "" if error is None else f" ± {100 * error:.0f}"
-  return f"{100 * estimate['value']:.0f}{error} %"
+  return f"{Estimate(**estimate):.0%}"
 
 
 def of_document(document: dict, setup: Setup) -> str:
@@ -315,10 +313,8 @@ def _tree(ranks: dict[str, Sequence[float]], tree: dict) -> list[str]:
 
 def percent(gain: Estimate) -> str:
   """'+3.4 ± 0.2 %'."""
-  if gain.value is None:
-    return "-"
-  error = "" if gain.error is None else f" ± {100 * gain.error:.1f}"
-  return f"{100 * (gain.value - 1):+.1f}{error} %"
+  more = None if gain.value is None else gain.value - 1
+  return f"{Estimate(more, gain.error, gain.samples):+.1%}"
 
 
 def of_choice(choice: Choice, batch: int, explain: bool) -> str:
