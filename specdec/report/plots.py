@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from specdec.report import canvas, tables
 
-ALL = "all"  # the group of everything, drawn last and emphasised
+ALL = tables.ALL  # the group of everything, drawn last and emphasised
 
 _TOKENS = "acceptance", "tokens_per_pass", "tokens per target step"
 _LENGTH = "acceptance", "accepted_length", "accepted tokens a round"

@@ -13,6 +13,8 @@ from specdec.report import roofline
 from specdec.roofline.calibration import Calibration
 from specdec.utils import terminal
 
+ALL = "all"  # the group of everything
+
 
 def listed(
   rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
@@ -50,7 +52,9 @@ def acceptance_length(run: Mapping) -> str:
 
 
 def by_group(runs: Sequence[Run]) -> str:
-  """Formats a line for every group and k."""
+  """Formats a line for every group and k; of one group alone, none for all."""
+  if len({run.group for run in runs}) == 2:
+    runs = [run for run in runs if run.group != ALL]
   columns = {
     "group": "{.group}",
     "texts": "{.acceptance.texts}",
