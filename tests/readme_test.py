@@ -96,6 +96,13 @@ def test_the_python_of_extending_runs(extending):
   errors = re.findall(r"([\d.]+) from the target's distribution", printed)
   assert len(errors) == 2
   assert float(errors[0]) < 1e-5 and float(errors[1]) > 0.01
+  outcomes = [
+    scope["enumeration"].emitted(rule, scope["drafts"], scope["wanted"])
+    for rule in (scope["half"](), scope["cautious"]())
+  ]
+  exact = scope["enumeration"].text_distribution(scope["wanted"])
+  assert scope["enumeration"].distance(outcomes[1].joint, exact) < 1e-5
+  assert outcomes[1].accepted == pytest.approx(outcomes[0].accepted)
   ours = scope["ours"]
   assert jnp.all(ours.length == 64) and ours.stats.accepted.sum() > 0
   state = scope["generate"](
