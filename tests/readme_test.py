@@ -88,6 +88,7 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
     **other["options"],
   )
   np.testing.assert_array_equal(ours.tokens, other["ours"].tokens)
+  assert ours.stats.accepted.sum() > 0
 
 
 def test_the_python_of_extending_runs(extending):
