@@ -130,7 +130,7 @@ def test_a_calibration_is_kept_and_explained(
   monkeypatch.setattr(timing, "pass_timer", never)
   generate(target, calibration, "--explain")
   printed = capsys.readouterr().out
-  for words in ("tokens a round", "weights", "KV read", "round overhead"):
+  for words in ("tokens/pass", "weights", "KV read", "round overhead"):
     assert words in printed
   for k in ("2", "adaptive"):
     with pytest.raises(SystemExit, match=r"--explain is for --k=auto$"):

@@ -62,7 +62,7 @@ def test_the_real_loop_decides_and_generate_takes_the_answer(
   assert {name: document[name] for name in best} == best
   assert document["speedup"] > 0
   printed = capsys.readouterr().out
-  assert "tokens/round" in printed and "in turns" in printed
+  assert "tokens/pass" in printed and "in turns" in printed
   drafter = f"layer_skip({tmp_path / 'out' / 'skip.json'})"
   assert f"use it: --drafter='{drafter}'" in printed
   programs.run(

@@ -171,8 +171,9 @@ class TestJoint:
       f"--picture={joint / 'out.svg'}",
     )
     table = capsys.readouterr().out
-    assert "prophet  0 1 2  4.2000 ± 0.0577  0.1000 ± 0.0577" in table
-    assert "2.10 ± 0.06" in table
+    loss, difference = "4.2000 ± 0.0577 (n = 3)", "0.1000 ± 0.0577 (n = 3)"
+    assert f"prophet  0 1 2  {loss}  {difference}" in table
+    assert "2.10 ± 0.06 (n = 3)" in table
     document = json.loads((joint / "out.json").read_text())
     assert document["kinds"][1]["differences"]["1"] == pytest.approx(0.2)
     assert "<svg" in (joint / "out.svg").read_text()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import string
 
 import jax
@@ -77,8 +78,13 @@ def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
   path, kind = place / f"{name}.safetensors", head_config.kind
   programs.save_drafter(target, path, head_config)
   convert(target, path, place / name, f"--layout={layout}")
-  assert f"{name}: {kind} for " in capsys.readouterr().out
+  *_, what, use = capsys.readouterr().out.splitlines()
+  assert f"{name}: {kind} for " in what
+  _, _, command = use.partition("python scripts/generate.py ")
+  flags = [f"--target={target}", f"--drafter=head({place / name})"]
+  assert shlex.split(command) == flags
   convert(target, place / name, place / f"{name}_back", "--layout=specdec")
+  assert f"{name}_back/drafter.safetensors" in capsys.readouterr().out
   loaded = checkpoints.load(target)
   first = learned.load(path, loaded)
   last = learned.load(place / f"{name}_back" / "drafter.safetensors", loaded)
@@ -89,8 +95,7 @@ def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
   assert last.head_config == expected
   programs.run(
     "generate",
-    f"--target={target}",
-    f"--drafter={kind}({place / name})",
+    *flags,
     "--k=2",
     "--prompt=def a1(x):",
     "--max_new_tokens=12",

@@ -126,8 +126,8 @@ def test_means_over_seeds():
   runs.append(run("rnn", 0, 5, 1.5))
   tokens, speed = equal_tables.by_seed(runs).split("greedy; speedup")
   # 2, 3, 4: a deviation of 1, over the root of 3.
-  assert "| dflash | 3 | 3.00 ± 0.58 |  |" in tokens
-  assert "| dflash | 3 | 1.30 ± 0.17 |  |" in speed
+  assert "| dflash | 3 | 3.00 ± 0.58 (n = 3) |  |" in tokens
+  assert "| dflash | 3 | 1.30 ± 0.17 (n = 3) |  |" in speed
   assert "| rnn | 1 |  | 1.50 |" in speed
 
 

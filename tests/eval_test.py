@@ -71,6 +71,15 @@ def test_a_text_that_is_not_finite_is_named_and_the_others_count(
     evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
 
 
+def test_one_group_alone_is_printed_once(evaluate, file, capsys):
+  file.write_text('{"prompt": "abcabc"}\n{"prompt": "cabcab"}\n')
+  document = evaluate("--k=2")
+  assert [run["group"] for run in document["runs"]] == ["mine", "all"]
+  lines = capsys.readouterr().out.splitlines()
+  names = [line.split()[0] for line in lines if line.startswith("  ")]
+  assert names[:2] == ["group", "mine"] and "all" not in names
+
+
 def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
   arguments = "--k=1,2", "--batch=2"
   whole = evaluate(*arguments)

@@ -100,7 +100,7 @@ def test_the_plan_is_near_the_peak(name, tmp_path):
     f"--batch={count}", "--max_new_tokens=32", "--compilation_cache=",
   )  # fmt: skip
   # The first plan draws weights, the last one counts the prompts.
-  plans = re.findall(r"memory on each device: ([\d.]+) GiB", result.stderr)
+  plans = re.findall(r"each device needs about ([\d.]+) GiB", result.stderr)
   peak = int(re.findall(r"peak (\d+)", result.stderr)[-1])
   assert max(map(float, plans)) * 2**30 == pytest.approx(peak, rel=0.25)
 
@@ -167,6 +167,12 @@ def test_a_prefill_s_last_chunk_may_reach_past_the_longest_row():
     for size in (0, 64)
   )
   assert exact / short == pytest.approx(128 / 102)
+
+
+def test_a_plan_is_a_sentence():
+  parts = {"runtime": 2**28, "target": 2**29, "programs": 2**20}
+  text = "Python and JAX 0.25, target 0.50, and a tenth to spare"
+  assert str(memory_plan.Plan(parts)) == f"0.83 GiB of memory ({text})"
 
 
 def test_a_drafter_s_cost_is_in_the_plan():

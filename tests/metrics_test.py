@@ -48,7 +48,7 @@ def test_every_quantity_by_hand():
   assert counts.target_passes == 4
   assert counts.emitted == 4 + 2 + 1 + 2
   assert (counts.drafted, counts.accepted, counts.wasted) == (9, 6, 3)
-  assert counts.tokens_per_pass == metrics.Estimate(9 / 4, None)
+  assert counts.tokens_per_pass == metrics.Estimate(9 / 4, None, 1)
   assert counts.accepted_per_drafted.value == 6 / 9
   assert counts.accepted_length.value == 6 / 4
   # The cut round says nothing about position 3.
@@ -192,7 +192,7 @@ def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
   assert speed.tokens_per_second == 100
   assert speed.baseline_tokens_per_second == 50
   one = metrics.speed([10], [1.0], [10], [1.5], [1.0], [1.0])
-  assert one.speedup == metrics.Estimate(1.5, None)
+  assert one.speedup == metrics.Estimate(1.5, None, 1)
   rng, tokens, none = np.random.default_rng(0), [64] * 12, np.zeros(12)
 
   def experiment():
@@ -201,6 +201,23 @@ def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
     return metrics.speed(tokens, seconds, tokens, baseline, none, none).speedup
 
   assert_errors_are_spreads([experiment() for _ in range(400)], 0.15)
+
+
+@pytest.mark.parametrize(
+  "values, form, text",
+  [
+    ([], "", "-"),
+    ([], ".2f x", "-"),
+    ([2.0], "", "2.00"),
+    ([2.0], ".2f x", "2.00 x"),
+    ([2.0, 2.0], "", "2.00 ± 0.00 (n = 2)"),
+    ([1.0, 2.0, 3.0], ".1f x", "2.0 ± 0.6 x (n = 3)"),
+    ([0.1, 0.2, 0.3], "+.0%", "+20 ± 6 % (n = 3)"),
+    ([1.0, 2.0, 3.0, 2.0], "", "2.00 ± 0.41"),
+  ],
+)
+def test_an_error_of_few_samples_says_how_many(values, form, text):
+  assert format(metrics.mean(values), form) == text
 
 
 def test_the_median_of_pairs_forgets_outliers_and_has_an_error():

@@ -72,7 +72,7 @@ def extending():
 def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
   scope = run_blocks(README)
   printed = capsys.readouterr().out
-  assert re.search(r"\d\.\d+ ± \d\.\d+ times as fast", printed)
+  assert re.search(r"speedup \d\.\d+ ± \d\.\d+ \(n = 3\)", printed)
   comparison = scope["comparison"]
   assert comparison.differences("speculative") == ()
   for results in comparison.results:
@@ -88,6 +88,7 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
     **other["options"],
   )
   np.testing.assert_array_equal(ours.tokens, other["ours"].tokens)
+  assert ours.stats.accepted.sum() > 0
 
 
 def test_the_python_of_extending_runs(extending):
@@ -96,6 +97,13 @@ def test_the_python_of_extending_runs(extending):
   errors = re.findall(r"([\d.]+) from the target's distribution", printed)
   assert len(errors) == 2
   assert float(errors[0]) < 1e-5 and float(errors[1]) > 0.01
+  outcomes = [
+    scope["enumeration"].emitted(rule, scope["drafts"], scope["wanted"])
+    for rule in (scope["half"](), scope["cautious"]())
+  ]
+  exact = scope["enumeration"].text_distribution(scope["wanted"])
+  assert scope["enumeration"].distance(outcomes[1].joint, exact) < 1e-5
+  assert outcomes[1].accepted == pytest.approx(outcomes[0].accepted)
   ours = scope["ours"]
   assert jnp.all(ours.length == 64) and ours.stats.accepted.sum() > 0
   state = scope["generate"](

@@ -86,12 +86,15 @@ def test_distils_a_draft_that_generate_can_use(place, target, capsys):
   assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
 
 
-def test_converts_there_and_back(place, target):
+def test_converts_there_and_back(place, target, capsys):
   def convert(source, name, *flags):
     output = f"--output={place / name}"
     programs.run("convert", f"--source={source}", output, *flags)
 
   convert(target, "orbax", "--layout=orbax")
+  *_, last = capsys.readouterr().out.splitlines()
+  command = f"python scripts/generate.py --target={place / 'orbax'}"
+  assert last == f"to use it: {command}"
   convert(place / "orbax", "back")
   first, last = (checkpoints.load(x) for x in (target, place / "back"))
   assert first.config == last.config

@@ -17,24 +17,42 @@ import numpy as np
 
 from specdec.types import Stats
 
+_FEW = 3  # samples, of which an error is rough: their number is shown
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
   """A measured ratio; None where nothing finite was counted."""
 
   value: float | None
-  error: float | None = None  # one standard error; None with a single text
+  error: float | None = None  # one standard error; None with a single sample
+  samples: int | None = None  # texts or timings that the error is from
 
   def __str__(self) -> str:
     return format(self, ".2f")
 
   def __format__(self, form: str) -> str:
-    """Writes value and error in a format of floats, by default '.2f'."""
+    """Writes '1.23 ± 0.04', or '1.23 ± 0.04 (n = 3)' where samples are few.
+
+    Args:
+      form: a format of floats, by default '.2f', perhaps with a space and a
+        unit behind it: '.2f x' writes '1.23 ± 0.04 x', '.0%' '87 ± 2 %'.
+    """
     if self.value is None:
       return "-"
-    form = form or ".2f"
-    error = "" if self.error is None else f" ± {self.error:{form}}"
-    return f"{self.value:{form}}{error}"
+    form, _, unit = (form or ".2f").partition(" ")
+    value, error = self.value, self.error
+    if form.endswith("%"):
+      form, unit, value = f"{form[:-1]}f", "%", 100 * value
+      error = None if error is None else 100 * error
+    text = f"{value:{form}}"
+    if error is not None:
+      text += f" ± {error:{form.lstrip('+')}}"
+    if unit:
+      text += f" {unit}"
+    if error is not None and self.samples and self.samples <= _FEW:
+      text += f" (n = {self.samples})"
+    return text
 
 
 def _error(value: float, relative: np.ndarray) -> float | None:
@@ -51,7 +69,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
     return Estimate(None)
   value = float(np.sum(over) / np.sum(under))
   deviation = (over - value * under) / np.sum(under)
-  return Estimate(value, _error(1.0, deviation))
+  return Estimate(value, _error(1.0, deviation), len(over))
 
 
 def mean(values: Sequence[float]) -> Estimate:
@@ -67,7 +85,7 @@ def geometric_mean(rates: Sequence[float] | np.ndarray) -> Estimate:
   value = float(np.exp(np.mean(means)))
   if len(means) > 1:
     error = float(value * np.std(means, ddof=1) / np.sqrt(len(means)))
-  return Estimate(value, error)
+  return Estimate(value, error, len(means))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +272,8 @@ def median_speed(
   times = seconds, baseline_seconds, prefill_seconds, baseline_prefill_seconds
   medians = [float(np.median(x)) for x in times]
   rates = tokens / medians[0], tokens / medians[1]
-  return Speed(tokens, tokens, *medians, *rates, Estimate(value, error))
+  speedup = Estimate(value, error, len(quotients))
+  return Speed(tokens, tokens, *medians, *rates, speedup)
 
 
 def speed(
@@ -277,7 +296,7 @@ def speed(
     int(baseline_total),
     *sums,
     *rates,
-    Estimate(value, _error(value, a - c - b + d)),
+    Estimate(value, _error(value, a - c - b + d), len(a)),
   )
 
 

@@ -49,8 +49,8 @@ class Run:
   def headline(self) -> list[tuple[str, str]]:
     """Returns the two numbers that matter most."""
     return [
-      ("tokens per target pass", str(self.acceptance.tokens_per_pass)),
-      ("speedup", f"{self.speed.speedup} x"),
+      ("tokens per target step", str(self.acceptance.tokens_per_pass)),
+      ("speedup", f"{self.speed.speedup:.2f x}"),
     ]
 
   def rows(self) -> list[tuple[str, str]]:

@@ -95,7 +95,7 @@ class Setup(Settings):
       raise ValueError("weights = stored: random weights are in no file")
     places = self.places(config)
     plan = self.memory_plan(config, places, num_tokens=num_tokens)
-    report(f"memory on each device: {plan}")
+    report(f"each device needs about {plan}")
     place = places and places.target
     memory_plan.check(plan, place)
     for other in others:
@@ -229,7 +229,7 @@ class Setup(Settings):
     plan = self.memory_plan(target.checkpoint.config, target.places, decoder)
     # The first plan was without a user's drafter.
     if report and (again or self.has_user_drafter):
-      report(f"memory on each device: {plan}")
+      report(f"each device needs about {plan}")
     place = target.places and target.places.target
     memory_plan.check(plan.excluding_weights, place)
 

@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import pathlib
+import shlex
 import sys
 import textwrap
 import traceback
@@ -216,6 +217,14 @@ def check_at_least(options: Options, low: int, *names: str) -> None:
 def note(text: str) -> None:
   """Prints on standard error."""
   terminal.report(text, file=sys.stderr)
+
+
+def report_use(output: pathlib.Path, *flags: str) -> None:
+  """Prints the command that decodes with a folder that was written; what lies
+  in a bucket has to be copied first."""
+  if not remote.is_remote(output):
+    command = shlex.join(["python", "scripts/generate.py", *flags])
+    terminal.report(f"to use it: {command}")
 
 
 def take_folder(name: str, path: str | None) -> pathlib.Path:

@@ -15,7 +15,8 @@ columns of the tables:
   MB a draft token   moved by one more draft token of a chain
   at position        share of rounds that accepted draft token 1, 2 ..., given
                      that those before it were; with the longest chain
-  tokens a pass      with each k, and in the tree
+  tokens per target step
+                     with each k, and in the tree
   speedup            over the baseline: measured / predicted by bytes. A draft
                      step takes what it moves at the rate of a one-token pass of
                      the target, a verification what a pass of so many tokens

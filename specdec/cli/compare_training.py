@@ -14,8 +14,8 @@ for each, after its last evaluation:
   kept           acceptance probability of a draft token drawn at temperature 1,
                  with held-out text as prefix, averaged over levels
   first          acceptance rate of a round's first draft token in decoding
-  tokens a pass  of the target, in decoding
-  last doubling  gain in tokens a pass from doubling the tokens trained on,
+  tokens/pass    new tokens per target step, in decoding
+  last doubling  gain in tokens/pass from doubling the tokens trained on,
                  between half of the run and its end. Curves flatten: training
                  on brings at most that once more. Learning rates fall towards
                  the end of a run, which is part of it.
@@ -40,7 +40,8 @@ line for each kind:
                    read. Three seeds have two degrees of freedom: at the 5 %
                    level a difference is significant from 4.3 standard errors
                    on, not 2.
-  tokens per pass  of the drafter that was trained along, on held-out prompts.
+  tokens/pass      new tokens per target step of the drafter that was trained
+                   along, on held-out prompts.
 
 --show=losses: held-out loss of models and of a smoothed 3-gram that they must
 beat, in nats a token and in bits a byte. Models see the text in pieces of

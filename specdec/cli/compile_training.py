@@ -66,7 +66,7 @@ def compile_training(options: app.Options) -> None:
     setup, options.mesh, options.draft_ways, steps.devices(options.topology)
   )
   terminal.report(
-    f"on each chip, of its {chip.memory / 2**30:.0f} GiB: {step.plan} and "
+    f"on each chip, of its {chip.memory / 2**30:.0f} GiB: {step.plan}, and "
     "activations"
   )
   with terminal.progress(f"compiling {_STEP}"):

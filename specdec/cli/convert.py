@@ -16,7 +16,8 @@ unless --weights=stored; integers are written as compressed-tensors does.
 
 With --target the source is a drafter for it: a file of train.py, a folder of
 speculators, DFlash, DeepSpec, EAGLE, P-EAGLE, SpecForge, Medusa, or MTP layers.
-It is written as one of --layout, or as ours (specdec).
+It is written as one of --layout, or as ours (specdec). The last
+line printed is the command that uses it.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from specdec.checkpoints import conversion
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
 from specdec.cli import app, setup_flags
 from specdec.models import weight_formats
-from specdec.utils import files, terminal
+from specdec.utils import calls, files, terminal
 
 DTYPES = "float32", "bfloat16", "float16"
 
@@ -103,6 +104,8 @@ def convert(options: app.Options) -> None:
   )
   count = model.config.num_parameters / 1e6
   terminal.report(f"{output}: {count:.2f} M parameters, {size}")
+  stored = ["--weights=stored"] if form else []
+  app.report_use(output, f"--target={output}", *stored)
 
 
 def write(output: Path, convert: Callable[[Path], Any]) -> tuple[Any, str]:
@@ -139,6 +142,9 @@ def convert_drafter(options: app.Options, output: Path) -> None:
   terminal.report(
     f"{output}: {kind} for {options.target}, {count:.2f} M weights, {size}"
   )
+  file = conversion.FILE if options.layout == conversion.OURS else ""
+  head = calls.Call(None, "head", (str(output / file),))
+  app.report_use(output, f"--target={options.target}", f"--drafter={head}")
 
 
 main = app.Program(__doc__, define, convert)

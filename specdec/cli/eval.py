@@ -1,4 +1,4 @@
-"""Decodes files of prompts and reports by category: tokens a pass, speedup.
+"""Decodes prompts; reports tokens per target step and speedup by category.
 
   python scripts/eval.py --prompt_file=spec_bench.jsonl --output=runs/eval
   python scripts/eval.py --prompt_file=A.jsonl --prompt_file=B.jsonl --chat \\

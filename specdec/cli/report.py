@@ -19,8 +19,8 @@ and so are pictures beside them.
 
 With --picture, arguments are results of other programs. One FILE: T(n) where it
 holds passes alone (bench.py --nodecode), else its runs. LABEL=FILE, or several
-files: tokens per pass and speedup over k, a line each, of all prompts together
-(--group for one category).
+files: tokens per target step and speedup over k, a line each, of all prompts
+together (--group for one category).
 
 With --csv, every run of sweeps and of other programs' results is a row; columns
 have the names of docs/schema.json with dots, as run.speed.speedup.value.

@@ -26,6 +26,11 @@ _MARGIN = 1.1  # activations, programs and allocator rounding
 _GIB = 2**30
 _MODELS = ("target", "draft")
 _LOADED = (*_MODELS, "drafter", "allocator")
+_LABELS = {
+  "runtime": "Python and JAX",
+  "programs": "compiled programs",
+  "allocator": "fragmentation",
+}
 _RUNTIME = 0.25 * _GIB  # bytes of Python and JAX
 _COMPILER = 0.22 * _GIB  # bytes of XLA after compiling
 _PROGRAMS = 6 * 2**20  # bytes of compiled programs per layer of a model
@@ -55,9 +60,9 @@ class Plan:
 
   def __str__(self) -> str:
     sizes = [(name, f"{x / _GIB:.2f}") for name, x in self.parts.items()]
-    parts = ", ".join(f"{name} {x}" for name, x in sizes if float(x))
-    text = parts or "next to nothing"
-    text = f"{self.needed / _GIB:.2f} GiB ({text}; a tenth more)"
+    parts = [f"{_LABELS.get(name, name)} {x}" for name, x in sizes if float(x)]
+    text = f"{', '.join(parts) or 'next to nothing'}, and a tenth to spare"
+    text = f"{self.needed / _GIB:.2f} GiB of memory ({text})"
     return f"{text}; {self.caveat}" if self.caveat else text
 
 

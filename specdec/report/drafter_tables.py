@@ -34,7 +34,7 @@ def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
     name = {"drafter": "{[longest][drafter][name]}"}
     title = f"temperature {temperature:g}" if temperature else "greedy"
     table = listed(rows.values(), name | _ABOUT | by_shape(_tokens))
-    parts.append(f"{title}; tokens a pass\n\n{table}")
+    parts.append(f"{title}; tokens per target step\n\n{table}")
     table = listed(rows.values(), name | by_shape(_speed) | _BEST)
     parts.append(f"{title}; speedup, measured / by bytes\n\n{table}")
   return "\n\n".join(parts)
@@ -121,7 +121,7 @@ def of_subsets(trials: Sequence[dict]) -> str:
     "MLP skipped": lambda trial: _spans(trial["skip_mlp"]),
     "k": "{[k]}",
     "drafted/round": "{[drafted_per_round]:.2f}",
-    "tokens/round": "{[tokens_per_round]:.2f}",
+    "tokens/pass": "{[tokens_per_round]:.2f}",
     "tokens/s": "{[tokens_per_second]:.1f}",
   }
   return listed(rows, columns)

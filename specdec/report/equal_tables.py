@@ -64,12 +64,15 @@ def _by_k(
 
 
 def by_seed(runs: Sequence[dict]) -> str:
-  """Tokens a pass and speedups of every kind, means over seeds."""
+  """Tokens per target step and speedups of every kind, means over seeds."""
   groups, parts = _chains(runs), []
   for temperature in sorted({temperature for temperature, _ in groups}):
     title = f"temperature {temperature:g}" if temperature else "greedy"
     for name, value in (
-      ("tokens a pass", lambda x: x["acceptance"]["tokens_per_pass"]["value"]),
+      (
+        "tokens per target step",
+        lambda x: x["acceptance"]["tokens_per_pass"]["value"],
+      ),
       ("speedup", speedup_of),
     ):
       table = _by_k(groups, temperature, value)
@@ -82,8 +85,8 @@ def priced(runs: Sequence[dict]) -> str:
 
   The acceptance by position is that of the longest chain, a mean over seeds; a
   model of the shipped target's size says how curves bend, not how high they
-  are for an 8 B target. "Level" is how many tokens a pass that draft length
-  would need to be as fast as AGAINST.
+  are for an 8 B target. "Level" is how many tokens per target step that draft
+  length would need to be as fast as AGAINST.
   """
   best = {}
   for (temperature, kind), by_k in _chains(runs).items():
@@ -108,7 +111,7 @@ def priced(runs: Sequence[dict]) -> str:
   columns = {name: f"{{[{name}]}}" for name in ("temperature", "kind", "as")}
   for chip in CHIPS:
     columns[chip] = f"{{[{chip}]}}"
-    columns[f"tokens a pass, {chip}"] = f"{{[tokens, {chip}]}}"
+    columns[f"tokens/pass, {chip}"] = f"{{[tokens, {chip}]}}"
     columns[f"level with {AGAINST} at, {chip}"] = f"{{[level, {chip}]}}"
   return markdown(rows, columns)
 

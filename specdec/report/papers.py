@@ -86,7 +86,7 @@ class Sampled(NamedTuple):
   k: int = 4
 
   def tokens(self) -> float:
-    """Returns tokens per round, implied by the times."""
+    """Returns tokens per target step, implied by the times."""
     return (self.baseline + self.k * self.draft) / self.milliseconds
 
   def alpha(self) -> float:
@@ -172,7 +172,7 @@ def tables() -> str:
       _table(
         "Chen et al. (arXiv:2302.01318): Chinchilla 70B and its 4B draft, K = "
         "4, 14.1 and 1.8 ms a token",
-        "benchmark; ms a token; tokens a round; alpha implied; speedup here; "
+        "benchmark; ms a token; tokens/pass; alpha implied; speedup here; "
         "printed",
         sampled,
       ),

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from specdec.report import canvas, tables
 
-ALL = "all"  # the group of everything, drawn last and emphasised
+ALL = tables.ALL  # the group of everything, drawn last and emphasised
 
-_TOKENS = "acceptance", "tokens_per_pass", "tokens per target pass"
+_TOKENS = "acceptance", "tokens_per_pass", "tokens per target step"
 _LENGTH = "acceptance", "accepted_length", "accepted tokens a round"
 _SPEEDUP = "speed", "speedup", "speedup over autoregressive decoding"
 _TIMES = *_SPEEDUP[:2], f"{_SPEEDUP[2]}, times"
@@ -28,7 +28,7 @@ Curve = tuple[dict, Sequence[float], Sequence[dict]]  # look, x, runs
 def by_group(
   runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
 ) -> Figure:
-  """Plots tokens per target pass and speedup by group.
+  """Plots tokens per target step and speedup by group.
 
   Bars if all runs share one k, else lines over k. Each batch size counts as a
   group of its own; of one group, k and batch there is one run at most.
@@ -79,7 +79,7 @@ def _bars(curves, title, caveats, tokens=_TOKENS, width=22) -> Figure:
 def over_k(
   curves: dict[str, Sequence[dict]], title: str, caveats: Sequence[str] = ()
 ) -> Figure:
-  """Plots tokens per target pass and speedup over k, of at most one run of a
+  """Plots tokens per target step and speedup over k, of at most one run of a
   label at each k."""
   curves = _ascending(curves, "k")
   height = max(3.8, _height(map(_wrap, curves)))

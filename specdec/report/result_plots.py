@@ -67,8 +67,8 @@ def of_document(document: dict, title: str | None = None) -> Figure:
 def of_documents(
   documents: dict[str, dict], title: str | None = None, group: str = plots.ALL
 ) -> Figure:
-  """Plots tokens per pass and speedup over k of one group of prompts, a line
-  for each document. The title is by default what they have in common."""
+  """Plots tokens per target step and speedup over k of one group of prompts, a
+  line for each document. The title is by default what they have in common."""
   curves = {}
   for label, document in documents.items():
     curves[label] = [x for x in document["runs"] if x["group"] == group]

@@ -140,7 +140,7 @@ def decoding(documents: Mapping, name: str) -> str:
   columns = {
     "rows": "{[batch]}",
     "k": "{[k]}",
-    "tokens per target step": estimate("acceptance", "tokens_per_pass"),
+    "tokens/pass": estimate("acceptance", "tokens_per_pass"),
     "baseline, tokens/s": "{[speed][baseline_tokens_per_second]:.0f}",
     "tokens/s": "{[speed][tokens_per_second]:.0f}",
     "speedup": estimate("speed", "speedup"),

@@ -51,16 +51,16 @@ def _row(name: str, line: dict) -> dict[str, tuple[object, str]]:
   """Returns a point's row of the table: heading -> value and format."""
   run, prediction = line["run"], line["prediction"]
   speed, acceptance = run["speed"], run["acceptance"]
-  formula = sweeps.by_formula(line)
+  formula, error = sweeps.by_formula(line), speed["speedup"]["error"]
   return {
     "setting": (name, "{}"),
     "batch": (run["batch"], "{}"),
     "k": (run["k"], "{}"),
-    "tokens a round": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
+    "tokens/pass": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
     "by alpha, c": (formula or 0, "-" if formula is None else "{:.2f}"),
     "predicted": (prediction["speedup"], "{:.2f}"),
     "measured": (speed["speedup"]["value"], "{:.2f}"),
-    "error": (speed["speedup"]["error"] or 0, "{:.2f}"),
+    "error": (error or 0, "-" if error is None else "{:.2f}"),
     "measured / predicted": (sweeps.ratio(line), "{:.2f}"),
     "round, ms": (1e3 * speed["seconds"] / line["rounds"], "{:.2f}"),
     "predicted, ms": (1e3 * prediction["round_seconds"], "{:.2f}"),

@@ -15,6 +15,8 @@ from specdec.report import roofline
 from specdec.roofline.calibration import Calibration
 from specdec.utils import terminal
 
+ALL = "all"  # the group of everything
+
 
 def listed(
   rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
@@ -52,7 +54,9 @@ def acceptance_length(run: Mapping) -> str:
 
 
 def by_group(runs: Sequence[Run]) -> str:
-  """Formats a line for every group and k."""
+  """Formats a line for every group and k; of one group alone, none for all."""
+  if len({run.group for run in runs}) == 2:
+    runs = [run for run in runs if run.group != ALL]
   columns = {
     "group": "{.group}",
     "texts": "{.acceptance.texts}",
@@ -79,9 +83,7 @@ def speedup_of(run: Mapping) -> float:
 
 def share(estimate: Mapping) -> str:
   """'87 ± 2 %'."""
-  error = estimate["error"]
-  error = "" if error is None else f" ± {100 * error:.0f}"
-  return f"{100 * estimate['value']:.0f}{error} %"
+  return f"{Estimate(**estimate):.0%}"
 
 
 def of_document(document: dict, setup: Setup) -> str:
@@ -183,7 +185,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "T": lambda line: f"{line['point'].get('temperature', 0):g}",
     "batch": "{[run][batch]}",
     "k": "{[run][k]}",
-    "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
+    "tokens/pass": "{[run][acceptance][tokens_per_pass][value]:.2f}",
     **PREDICTED,
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
   }
@@ -322,10 +324,8 @@ def _tree(acceptance: dict[str, Sequence], tree: dict) -> list[str]:
 
 def percent(gain: Estimate) -> str:
   """'+3.4 ± 0.2 %'."""
-  if gain.value is None:
-    return "-"
-  error = "" if gain.error is None else f" ± {100 * gain.error:.1f}"
-  return f"{100 * (gain.value - 1):+.1f}{error} %"
+  more = None if gain.value is None else gain.value - 1
+  return f"{Estimate(more, gain.error, gain.samples):+.1%}"
 
 
 def of_choice(choice: Choice, batch: int, explain: bool) -> str:
@@ -342,7 +342,7 @@ def of_choice(choice: Choice, batch: int, explain: bool) -> str:
     return text
   columns = {
     "k": "{.k}",
-    "tokens a round": "{.tokens:.2f}",
+    "tokens/pass": "{.tokens:.2f}",
     "ms a round": lambda x: f"{1e3 * x.seconds:.2f}",
     "tokens/s": lambda x: f"{batch * x.tokens / x.seconds:.1f}",
     "speedup": "{.speedup:.2f}",

@@ -24,7 +24,7 @@ def curve_table(curves: Sequence[Curve]) -> str:
     "k": "{.k}",
     "kept": lambda curve: f"{curve.acceptance[-1]:.3f}",
     "first": lambda curve: f"{curve.first[-1]:.2f}",
-    "tokens a pass": lambda curve: f"{curve.tokens_per_pass[-1]:.2f}",
+    "tokens/pass": lambda curve: f"{curve.tokens_per_pass[-1]:.2f}",
     "last doubling": last_doubling,
   }
   return listed(curves, columns)
@@ -33,11 +33,11 @@ def curve_table(curves: Sequence[Curve]) -> str:
 def plot_curves(
   curves: Sequence[Curve], path: str | os.PathLike, title: str
 ) -> None:
-  """Plots acceptance and tokens per pass; tokens trained on in log scale."""
+  """Plots acceptance and tokens per target step, over the log of tokens."""
   figure, panels = canvas.figure(4.0, title, (), 2)
   for axes, quantity, label in (
     (panels[0], "acceptance", "acceptance probability (text)"),
-    (panels[1], "tokens_per_pass", "tokens per target pass (decoding)"),
+    (panels[1], "tokens_per_pass", "tokens per target step (decoding)"),
   ):
     for i, curve in enumerate(curves):
       axes.plot(
@@ -64,13 +64,13 @@ def joint_table(kinds: Sequence[Kind]) -> str:
     "seeds": lambda kind: " ".join(str(run.seed) for run in kind.runs),
     "loss": "{.loss:.4f}",
     "less none's": "{.difference:.4f}",
-    "tokens per pass": "{.tokens_per_pass}",
+    "tokens/pass": "{.tokens_per_pass}",
   }
   return listed(kinds, columns)
 
 
 def plot_joint(kinds: Sequence[Kind], path: str | os.PathLike) -> None:
-  """Plots differences of the target's held-out loss, and tokens per pass.
+  """Plots differences of held-out loss, and tokens per target step.
 
   Every seed is a point next to its kind's mean and standard error, so that the
   number of runs is visible.
@@ -92,7 +92,7 @@ def plot_joint(kinds: Sequence[Kind], path: str | os.PathLike) -> None:
   figure, panels = canvas.figure(3.2, title, (), 2)
   for axes, columns, label, level in (
     (panels[0], losses, "held-out loss minus none's, nats/token", 0.0),
-    (panels[1], passes, "tokens per target pass", 1.0),
+    (panels[1], passes, "tokens per target step", 1.0),
   ):
     axes.axhline(level, color=canvas.GRAY, linewidth=1)
     for i, (_, mean, values) in enumerate(columns):

@@ -53,7 +53,8 @@ def check_drafter(
   draws: int = 2048,
   tolerance: float = 1e-3,
 ) -> Stats:
-  """Checks the INVARIANTS of a drafter, on small batches of one shape.
+  """Checks the INVARIANTS of a drafter, on small batches of one shape, and
+  prints a line for each as it is done.
 
   Args:
     make: the drafter, or a function without arguments that constructs it; two
@@ -94,4 +95,6 @@ def check_drafter(
       raise AssertionError(
         f"{trial.drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
+    found = "left out" if name in skip else "holds"
+    print(f"{name:12}  {found}: {invariant}", flush=True)
   return jax.tree.map(np.asarray, trial.coupled.stats)

@@ -170,6 +170,6 @@ def check_memory(plan: memory_plan.Plan, place: Placement | None) -> None:
     MemoryError: it would not fit.
   """
   terminal.report(
-    f"train: memory on each device: {plan} and activations", sys.stderr
+    f"train: each device needs about {plan}, and activations", sys.stderr
   )
   memory_plan.check(plan, place)
