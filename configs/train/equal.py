@@ -58,6 +58,7 @@ KINDS = {
   "mtp": ("drafter", "compact_mtp", {}),
   "peagle": ("drafter", "peagle", {"mlp_width": 512, "levels": _LEVELS}),
   "dflash": _block("dflash", 488),
+  "dpace": _block("dflash", 488),  # weights of positions by D-PACE
   "jetspec": _block("jetspec", 488),
   "windowed": _block("dflash", 488, window=64),
   "next": _block("dflash", 488, slots="next"),
@@ -97,6 +98,8 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
     short = config.head_config.levels < _LEVELS
     config.loss.decay = _GAMMA_4 if short else _GAMMA_7
     config.loss.block.anchors = _ANCHORS
+    if kind == "dpace":
+      config.loss.block.weighting = "dpace"
     if like == "domino":
       config.loss.block.base_steps = config.options.steps
   return config

@@ -197,14 +197,18 @@ def long_contexts(documents: Mapping, *names: str) -> str:
   return by_context([documents[name] for name in names])
 
 
-def equal(documents: Mapping, name: str) -> str:
+def _runs(documents: Mapping, names: Iterable[str]) -> list[dict]:
+  return [run for name in names for run in documents[name]["runs"]]
+
+
+def equal(documents: Mapping, *names: str) -> str:
   """Drafters of equal weights: means over seeds."""
-  return equal_tables.by_seed(documents[name]["runs"])
+  return equal_tables.by_seed(_runs(documents, names))
 
 
-def equal_priced(documents: Mapping, name: str) -> str:
+def equal_priced(documents: Mapping, *names: str) -> str:
   """Their published shapes for a large target, by the acceptance measured."""
-  return equal_tables.priced(documents[name]["runs"])
+  return equal_tables.priced(_runs(documents, names))
 
 
 def rules(documents: Mapping, name: str) -> str:

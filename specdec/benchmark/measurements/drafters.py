@@ -7,6 +7,8 @@ self-drafts at long contexts.
 from collections.abc import Iterable
 
 from specdec.benchmark.measurements.measurement import (
+  ADAEDL,
+  DECIDED,
   HELD_OUT,
   SAMPLED,
   SMOLLM2,
@@ -27,23 +29,29 @@ _DOWNLOADS = (
 )
 # Trained by configs/train/smollm2_drafter.py; `smollm2` is its EAGLE-3.
 _DSPARK = "runs/smollm2_dspark/best.safetensors"
-# Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
-_EQUAL = "; ".join(
-  f"{kind}(runs/equal/{name}-{seed}/best{ending})"
-  for kind, ending, names, seeds in (
-    ("model", "", "draft", 1),
-    ("pard", "", "pard", 1),
-    ("head", ".safetensors", "eagle3 dflash dspark", 3),
-    (
-      "head",
-      ".safetensors",
-      "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
-      "short narrow wide shallow deep",
-      1,
-    ),
+
+
+def _equal(*folders: str) -> str:
+  """Returns flags that compare drafters of configs/train/equal.py, each in a
+  folder KIND-SEED."""
+  kinds = {"draft": "model", "pard": "pard"}
+  drafters = []
+  for folder in folders:
+    kind = kinds.get(folder.partition("-")[0], "head")
+    file = "best" + ".safetensors" * (kind == "head")
+    drafters.append(f"{kind}(runs/equal/{folder}/{file})")
+  return (
+    f"compare_drafters {HELD_OUT} --limit=12 --max_new_tokens=96 "
+    f"--k=3,5,7,15 --tree_size=0 --drafters='{'; '.join(drafters)}'"
   )
-  for name in names.split()
-  for seed in range(seeds)
+
+
+_ONE_SEED = (
+  "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
+  "short narrow wide shallow deep"
+).split()
+_DFLASH, _DSPARK_0 = (
+  f"runs/equal/{kind}-0/best.safetensors" for kind in ("dflash", "dspark")
 )
 COMPARED = (
   Measurement(
@@ -66,11 +74,31 @@ COMPARED = (
   ),
   Measurement(
     "equal",
-    f"compare_drafters {HELD_OUT} --limit=12 --max_new_tokens=96 "
-    f"--k=3,5,7,15 --tree_size=0 --drafters='{_EQUAL}'",
+    _equal(
+      *("draft-0", "pard-0"),
+      *(f"{x}-{i}" for x in ("eagle3", "dflash", "dspark") for i in range(3)),
+      *(f"{kind}-0" for kind in _ONE_SEED),
+    ),
     40,
     None,
-    needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
+    needs=((_DFLASH, _TRAINED),),
+  ),
+  # More seeds, and the weights of positions by D-PACE.
+  Measurement(
+    "equal_more",
+    _equal("draft-1", "draft-2", "mtp-1", "mtp-2", "dpace-0"),
+    8,
+    None,
+    needs=(("runs/equal/dpace-0/best.safetensors", _TRAINED),),
+  ),
+  # What a confidence head is worth: it says how much to draft.
+  Measurement(
+    "lengths_dspark",
+    f"bench {HELD_OUT} --drafter=head({_DSPARK_0}) {SAMPLED} {DECIDED} "
+    f"{ADAEDL} --k=1,3,5,7 --batch=1,4 --limit=8 --passes=1 --repeats=8",
+    8,
+    None,
+    needs=((_DSPARK_0, _TRAINED),),
   ),
 )
 

@@ -14,6 +14,9 @@ HELD_OUT = "--prompt_file=specdec/shipped/prompts.jsonl"
 PAIR = "--drafter=model(stdlib-1m)"
 SAMPLED = "--temperature=1 --acceptance=rejection"
 SMOLLM2 = "--target=smollm2-135m-instruct"
+# Who decides how much to draft; AdaEDL, of drafts with a distribution.
+DECIDED = "--length=auto --length=adaptive"
+ADAEDL = "--length=entropy(limit=0.4)"
 TEXTS = f"{SMOLLM2} --chat --prompt_file={{prompts}} --max_new_tokens=128"
 _LISTS = "--length", "--prompt_file"  # flags that are given once a value
 _FOLDERS = "eval", "repeat_work", "compare_drafters", "compare_rules", "sweep"

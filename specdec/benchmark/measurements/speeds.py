@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 from specdec.benchmark.measurements.measurement import (
+  ADAEDL,
+  DECIDED,
   HELD_OUT,
   PAIR,
   SAMPLED,
@@ -13,8 +15,6 @@ from specdec.benchmark.measurements.measurement import (
 
 _PASSES = "--nodecode --passes=1,2,4,8,12,16"
 _FEW = "--passes=1,8 --repeats=2"
-_ADAEDL = "--length=entropy(limit=0.4)"  # of drafts with a distribution
-_DECIDED = "--length=auto --length=adaptive"
 
 
 def passes() -> Iterable[Measurement]:
@@ -50,9 +50,9 @@ def weights() -> Iterable[Measurement]:
 def lengths() -> Iterable[Measurement]:
   """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8,
   copies, of which some rows have many and others none, and priced tables."""
-  shipped = f"{PAIR} {SAMPLED} {_ADAEDL} --repeats=16"
+  shipped = f"{PAIR} {SAMPLED} {ADAEDL} --repeats=16"
   copies = "--drafter=lookup --temperature=0.5 --repeats=16"
-  smollm2 = f"{SMOLLM2} --drafter=quantized --max_new_tokens=48 {_ADAEDL}"
+  smollm2 = f"{SMOLLM2} --drafter=quantized --max_new_tokens=48 {ADAEDL}"
   many = f"{smollm2} --repeats=3"  # one row takes what 64 do, 64 times
   quick = "--batch=2 --limit=2 --max_new_tokens=12 --repeats=2 --k=1,2"
   for target, flags, batches, minutes in (
@@ -63,7 +63,7 @@ def lengths() -> Iterable[Measurement]:
   ):
     yield Measurement(
       f"lengths_{target}",
-      f"bench {flags} {_DECIDED} --k=1,2,4,8 --batch={batches} --limit=8 "
+      f"bench {flags} {DECIDED} --k=1,2,4,8 --batch={batches} --limit=8 "
       "--passes=1",
       minutes,
       None if target.startswith("smollm2") else quick,
@@ -102,7 +102,7 @@ def beams() -> Iterable[Measurement]:
 def goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
   shipped = (
-    f"{HELD_OUT} {PAIR} {SAMPLED} {_DECIDED} {_ADAEDL} --loads=0.9,inf "
+    f"{HELD_OUT} {PAIR} {SAMPLED} {DECIDED} {ADAEDL} --loads=0.9,inf "
     "--max_new_tokens=64 --least_new_tokens=16"
   )
   yield Measurement(
@@ -120,7 +120,7 @@ def goodput() -> Iterable[Measurement]:
   )
   yield Measurement(
     "goodput_smollm2",
-    f"goodput {TEXTS} --drafter=quantized {_DECIDED} --k=2,4 --batch=1,4 "
+    f"goodput {TEXTS} --drafter=quantized {DECIDED} --k=2,4 --batch=1,4 "
     "--loads=0.9,inf --requests=12 --max_new_tokens=32 --least_new_tokens=8",
     18,
     None,
