@@ -4,7 +4,7 @@ Each takes documents by name, and the names that a region gives.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure

@@ -47,9 +47,9 @@ def _equal(*folders: str) -> str:
 
 
 _ONE_SEED = (
-  "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
-  "short narrow wide shallow deep"
-).split()
+  *("mtp", "peagle", "jetspec", "windowed", "next", "gated", "rnn", "domino"),
+  *("selector", "dflash2", "short", "narrow", "wide", "shallow", "deep"),
+)
 _DFLASH, _DSPARK_0 = (
   f"runs/equal/{kind}-0/best.safetensors" for kind in ("dflash", "dspark")
 )
