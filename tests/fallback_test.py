@@ -212,7 +212,7 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
     (
       lambda: drafters.lookup(2),
       lambda: learned_of("recycle"),
-      "an early exit cannot stand behind",
+      "an early exit cannot be the fallback",
     ),
     (
       lambda: drafters.lookup(2),

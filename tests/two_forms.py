@@ -1,7 +1,7 @@
 """The two forms of a learned drafter: what a round hands over, and training's.
 
-Trap B21 is that they differ: that a round drafts by other distributions than
-those that training computes for the slots of the same root.
+They must not differ: a round drafts by the distributions that training computes
+for the slots of the same root.
 """
 
 import functools

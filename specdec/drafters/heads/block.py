@@ -7,8 +7,8 @@ token (the anchor) and masks behind it, attends to this context and to itself;
 slot by slot it gives distributions of the tokens to come. JetSpec's block is
 causal, DSpark and Domino add what follows from the tokens drawn (successor.py).
 DFlash2 (github.com/z-lab/dflash) chooses among a slot's likeliest tokens, and
-convolves the slots around attention and MLP. In the compact layout the streams
-pass a norm each before they are projected, as EAGLE-3's do.
+convolves the slots around attention and MLP. In the compact layout the hidden
+states pass a norm each before they are projected, as EAGLE-3's do.
 
 The anchor's own hidden state is not known when it is the anchor: the context
 are the committed tokens but the pending one.
@@ -184,11 +184,11 @@ class Block(nn.Module):
       self.confidence_head = Linear(1, bias=True)
 
   def encode(self, output: ModelOutput) -> Array:
-    streams = output.features
+    states = output.features
     if self.stream_norms:
-      pairs = zip(self.stream_norms, streams, strict=True)
-      streams = [norm(x) for norm, x in pairs]
-    return self.context_norm(self.gather(jnp.concatenate(streams, axis=-1)))
+      pairs = zip(self.stream_norms, states, strict=True)
+      states = [norm(x) for norm, x in pairs]
+    return self.context_norm(self.gather(jnp.concatenate(states, axis=-1)))
 
   def context(self, encoded: Array, positions: Array):
     angles = rope_angles(self.config, positions, None)

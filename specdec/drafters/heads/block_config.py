@@ -34,12 +34,11 @@ class BlockConfig:
       on the slot.
     state: size of the GRU's state; 0: the head's width.
     window: positions of context that a slot sees, its own included; 0: all.
-    full_layers: layers, from 0, that see all of the context for all that.
+    full_layers: layers, from 0, that see all of the context despite `window`.
     causal_window: the layers with a window are causal in the block, whatever
       `causal` says of the others (z-lab's drafters of mixed layers).
     confidence: it predicts the probability that a draft token is accepted
-      (DSpark); a draft whose length is decided (`draft_length.adaptive`) has
-      its tokens' classes from it.
+      (DSpark), by which `draft_length.adaptive` decides how much to draft.
     mask_token: whose embedding the slots behind the anchor begin with; -1: a
       vector of their own.
   """

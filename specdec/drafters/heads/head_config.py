@@ -140,7 +140,9 @@ class HeadConfig:
         "above 0, and nothing else has one"
       )
     if self.feeds_back_hidden and not self.exits:
-      raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
+      raise ValueError(
+        f"feeds_back_hidden belongs to an exit, not to {self.kind}"
+      )
     if self.block and self.kind != "block":
       raise ValueError(f"block belongs to a block drafter, not to {self.kind}")
     full = self.block.full_layers if self.block else ()

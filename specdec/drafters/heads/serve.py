@@ -85,8 +85,8 @@ def drafter(
     draft_shape.check_scratch(shape)
   if exits and max_external_drafts:
     raise ValueError(
-      "an early exit cannot stand behind another drafter: verification goes "
-      "on from what it made of its own draft tokens"
+      "an early exit cannot be the fallback for another drafter: verification "
+      "goes on from what it computed for its own draft tokens"
     )
   place = place or sharding.anywhere
 

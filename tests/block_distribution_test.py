@@ -1,4 +1,4 @@
-"""Texts of heads that draft in one pass: 20,000 rows against their law."""
+"""Texts of heads that draft in one pass: 20,000 rows against the target's."""
 
 import jax
 import jax.numpy as jnp
