@@ -80,6 +80,11 @@ class Rules:
     return self.mlp
 
   @property
+  def dense(self) -> tuple[str, ...]:
+    """Of the inner columns of a mixture's dense layers."""
+    return self.mlp
+
+  @property
   def state_head(self) -> tuple[str, ...]:
     """Of recurrent heads that have one value each."""
     return self.state
@@ -281,7 +286,7 @@ def place(
 
   Args:
     counts: of 'vocab', 'query' and 'key' heads, and 'mlp' columns; 'shared',
-      'experts', 'state' and 'state_key' where there are any.
+      'dense', 'experts', 'state' and 'state_key' where there are any.
     ways: chips that share its weights, default all of `model`; 1: every chip
       has all of them.
 
@@ -310,6 +315,7 @@ def place(
     ("query", "query heads"),
     ("mlp", "inner columns of the MLP"),
     ("shared", "inner columns of the shared expert"),
+    ("dense", "inner columns of dense layers"),
     ("state", "recurrent heads"),
   ):
     if (count := counts.get(name, 0)) % ways:

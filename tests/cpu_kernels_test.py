@@ -319,6 +319,24 @@ def test_attention_with_a_bias_by_relative_position(case, on_mesh):
 
 
 @pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+@pytest.mark.parametrize("chunk", [7, 130])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_to_chunks(case, chunk, on_mesh):
+  *arrays, view, cap = attention_case(case)
+  view = view._replace(window=None)
+  slots = jnp.arange(arrays[1].shape[2])
+  whole, position = view.mask_of(slots), view.positions[:, :, None]
+  of_slot = position - view.distance(slots)
+  view = view._replace(window=chunk, chunked=True)
+  np.testing.assert_array_equal(
+    view.mask_of(slots), whole & (of_slot // chunk == position // chunk)
+  )
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
+  np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_with_another_logit_in_the_softmax(case, on_mesh):
   *arrays, view, cap = attention_case(case)

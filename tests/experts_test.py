@@ -32,9 +32,23 @@ def built(dtype="float32", **options):
   return experts, jax.tree.map(lambda w: 20 * w, params), x
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_chosen_experts_alone_give_what_all_give(normalized):
-  experts, params, x = built(normalize_experts=normalized)
+@pytest.mark.parametrize(
+  "options",
+  [
+    {},
+    {"normalize_experts": False},
+    {"expert_biases": True, "swiglu_limit": 1.0},
+    {"route_inputs": True},
+  ],
+)
+def test_chosen_experts_alone_give_what_all_give(options):
+  experts, params, x = built(**options)
+  leaves, tree = jax.tree.flatten(params)
+  leaves = [  # biases start as zeros
+    x if x.any() else jax.random.normal(jax.random.key(i), x.shape)
+    for i, x in enumerate(leaves)
+  ]
+  params = jax.tree.unflatten(tree, leaves)
   every, chosen = (experts.apply(params, x, t) for t in (True, False))
   assert np.std(every) > 0.1
   np.testing.assert_allclose(chosen, every, rtol=1e-5, atol=1e-5)

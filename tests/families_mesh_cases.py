@@ -28,6 +28,8 @@ CASES = [
   ("qwen3_next", "early_exit", (4, 2)),
   ("gpt_oss", "early_exit", (4, 2)),
   slow("gpt_oss", "tree", (2, 4)),
+  ("llama4", "tree", (4, 2)),
+  slow("llama4", "early_exit", (2, 4)),
   slow("bamba", "model", (4, 2)),
   slow("qwen3_next", "tree", (4, 2)),
   slow("gemma3", "published_eagle3", (2, 4)),

@@ -31,6 +31,7 @@ PASSED = {
   "smollm3": 5,
   "olmo2": 0,
   "gpt_oss": 16,
+  "llama4": 15,
 }
 SLOW = pytest.mark.slow
 
@@ -50,6 +51,9 @@ def cases():
     ("gpt_oss", "tree"),
     ("gpt_oss", "early_exit"),
     ("gpt_oss", "eagle3"),
+    ("llama4", "tree"),
+    ("llama4", "layer_skip"),
+    ("llama4", "mtp"),
   }
   for name in PASSED:
     for drafter in (*list(DRAFTERS)[1:], "eagle3", "mtp"):

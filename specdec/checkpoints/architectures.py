@@ -85,6 +85,11 @@ class Architecture(NamedTuple):
     return self.is_phi or self.recurrence is not None
 
   @property
+  def has_chunks(self) -> bool:
+    """Whether its windows are chunks, and some of its layers dense."""
+    return self.model_type == "llama4_text"
+
+  @property
   def pads(self) -> bool:
     """Whether transformers assumes a padding token beyond small vocabularies.
 
@@ -131,6 +136,7 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, int]]] = {
     },
   ),
 }
+WITH_IMAGES["Llama4ForConditionalGeneration"] = ("Llama4ForCausalLM", {})
 ARCHITECTURES = {
   "LlamaForCausalLM": Architecture("llama", lambda *_: False),
   "MistralForCausalLM": Architecture(
@@ -272,6 +278,38 @@ ARCHITECTURES = {
       "attention_bias": (True,),
       "swiglu_alpha": (1.702,),
       "sliding_window_pattern": (2,),
+    },
+    fuses=True,
+  ),
+  "Llama4ForCausalLM": Architecture(
+    "llama4_text",
+    lambda config, layer: bool(config["no_rope_layers"][layer]),
+    implied={"rope_interleaved": True, "route_inputs": True, "chunked": True},
+    keys=_EXPERTS
+    | {
+      "num_experts": "num_local_experts",
+      "shared_width": "intermediate_size",
+      "unit_qk_norm": "use_qk_norm",
+      "unrotated_floor": "floor_scale",
+    },
+    absent={
+      "num_key_value_heads": 8,
+      "head_dim": 128,
+      "rms_norm_eps": 1e-5,
+      "rope_theta": 500_000.0,
+      "sliding_window": None,
+      "attention_chunk_size": 8192,
+      "no_rope_layers": None,
+      "no_rope_layer_interval": 4,
+      "num_local_experts": 16,
+      "num_experts_per_tok": 1,
+      "moe_layers": None,
+      "interleave_moe_layer_step": 1,
+      "intermediate_size_mlp": 16384,
+      "use_qk_norm": True,
+      "attn_temperature_tuning": True,
+      "attn_scale": 0.1,
+      "floor_scale": 8192,
     },
     fuses=True,
   ),

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.checkpoints import hf_recurrence, hf_rope, t5_config
+from specdec.checkpoints import hf_llama4, hf_recurrence, hf_rope, t5_config
 from specdec.checkpoints.architectures import (
   ARCHITECTURES,
   KEYS,
@@ -95,6 +95,9 @@ def parse(
       rotated = config["no_rope_layers"] = _rotated(config, source)
       unrotated = (i for i, rotates in enumerate(rotated) if not rotates)
       fields["unrotated_layers"] = tuple(unrotated)
+    if architecture.has_chunks:
+      fields |= hf_llama4.parse(config, source)
+      config["sliding_window"] = config["attention_chunk_size"]
     windows = _windows(config, architecture, source)
     rope = hf_rope.parse(
       config, source, any(windows), fields["head_dim"], architecture
@@ -136,7 +139,7 @@ def _rotated(config: Mapping[str, Any], source: str) -> list[int]:
   """Returns 1 for a layer with rotary embeddings, and 0, as no_rope_layers."""
   layers = config["num_hidden_layers"]
   rotated = typed(config, "no_rope_layers", source)
-  if rotated is None:
+  if not rotated:
     every = typed(config, "no_rope_layer_interval", source)
     if every < 1:
       raise ValueError(f"no_rope_layer_interval = {every}; it must be >= 1")
@@ -252,6 +255,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     rendered["no_rope_layers"] = [
       int(i not in config.unrotated_layers) for i in range(config.num_layers)
     ]
+  if architecture.has_chunks:
+    rendered |= hf_llama4.render(config)
   if architecture.recurrence:
     rendered |= hf_recurrence.render(config, architecture.recurrence)
   if architecture.layer_types:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-LINEAR = "linear_attention"
+LINEAR, CHUNKED = "linear_attention", "chunked_attention"
 # Types of the keys that are read; all others are integers.
 _FLOATS = (
   *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "factor"),
@@ -13,18 +13,19 @@ _FLOATS = (
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   "partial_rotary_factor",
   "swiglu_limit",
+  "attn_scale",
 )
 BOOLEANS = ("tie_word_embeddings", "norm_topk_prob", "truncate")
-BOOLEANS += ("mamba_conv_bias",)
+BOOLEANS += ("mamba_conv_bias", "use_qk_norm")
 _LISTS = ("layer_types", "no_rope_layers", "short_factor", "long_factor")
-_LISTS += ("attn_layer_indices",)
+_LISTS += ("attn_layer_indices", "moe_layers")
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", SLIDING, FULL)
 _MAY_BE_NONE = (
   *("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   *("layer_types", "no_rope_layers", "partial_rotary_factor", "factor"),
   "pard_token",
-  "attn_layer_indices",
+  *("attn_layer_indices", "moe_layers"),
   *BOOLEANS,
   *_OBJECTS,
 )

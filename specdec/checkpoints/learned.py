@@ -62,7 +62,9 @@ _NEWER += "encoder_layers", "start_token", "rotary_dims"
 _NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
 _NEWER += "mask_token", "recurrence", "attention_gate"
 _NEWER += "shared_width", "shared_gate", "o_bias", "attention_sinks"
-_NEWER += "swiglu_limit", "expert_biases"
+_NEWER += "swiglu_limit", "expert_biases", "rope_interleaved", "chunked"
+_NEWER += "unrotated_growth", "unrotated_floor", "unit_qk_norm"
+_NEWER += "route_inputs", "dense_layers", "dense_width"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

@@ -107,6 +107,21 @@ _GPT_OSS = {
   "mlp/up": ("mlp.experts.up_proj", "ffn_up_exps"),
   "mlp/down": ("mlp.experts.down_proj", "ffn_down_exps"),
 }
+# The same of Llama 4, whose dense layers have other names.
+_LLAMA4 = {
+  "mlp/router": ("feed_forward.router", "ffn_gate_inp"),
+  "mlp/gate": ("feed_forward.experts.gate_proj", "ffn_gate_exps"),
+  "mlp/up": ("feed_forward.experts.up_proj", "ffn_up_exps"),
+  "mlp/down": ("feed_forward.experts.down_proj", "ffn_down_exps"),
+  **{
+    f"shared/{name}": (f"feed_forward.shared_expert.{name}_proj", f"ffn_{name}")
+    for name in ("gate", "up", "down")
+  },
+}
+_DENSE = {
+  f"mlp/{name}": (f"feed_forward.{name}_proj", f"ffn_{name}")
+  for name in ("gate", "up", "down")
+}
 # Parameters whose names in files have no '.weight' or '.bias'.
 _WHOLE = {"attention/sink_logits": ("self_attn.sinks", "attn_sinks")}
 
@@ -170,6 +185,8 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     in_layer |= _POST_NORMS
   if config.expert_biases:
     in_layer |= _GPT_OSS
+  elif config.route_inputs:
+    in_layer |= _LLAMA4
   elif config.num_experts:
     in_layer |= _QWEN3_MOE if config.qk_norm else _MIXTRAL
   permuted = {"q/weight": config.num_heads, "k/weight": config.num_kv_heads}
@@ -188,7 +205,8 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     if config.encoder_layers:  # no GGUF file of these is read
       hugging_face, gguf = _t5_name(name, config), path
     elif layer := re.match(r"layer_(\d+)/", name):
-      hugging_face, gguf = in_layer[name[layer.end() :]]
+      dense = _DENSE if int(layer[1]) in config.dense_layers else {}
+      hugging_face, gguf = (in_layer | dense)[name[layer.end() :]]
       hugging_face = f"model.layers.{layer[1]}.{hugging_face}"
       gguf = f"blk.{layer[1]}.{gguf}"
     else:

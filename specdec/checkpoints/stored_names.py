@@ -13,7 +13,9 @@ from specdec.models.config import GATED_DELTA, TransformerConfig
 # Of a model that also sees images: what it sees them with, and the beginnings
 # of the text model's names, as files before and since transformers 4.52 have
 # them.
-_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_IMAGES = re.compile(
+  r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*"
+)
 _TEXT = {
   "language_model.model.": "model.",
   "language_model.lm_head.": "lm_head.",
@@ -60,17 +62,23 @@ class Stacked(NamedTuple):
 
 def stacked(config: TransformerConfig) -> dict[str, Stacked]:
   """Returns name of a tensor -> where files hold it, of stacked experts."""
-  if not config.expert_biases:
-    return {}
   held = {}
-  columns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
-  for i in range(config.num_layers):
-    prefix = f"model.layers.{i}.mlp.experts."
+  if config.expert_biases:
+    room = "mlp"
+    columns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+  elif config.route_inputs:
+    room, middle = "feed_forward", config.mlp_width
+    columns = {"gate": slice(0, middle), "up": slice(middle, None)}
+  else:
+    return {}
+  for i in {*range(config.num_layers)} - {*config.dense_layers}:
+    prefix = f"model.layers.{i}.{room}.experts."
     for name in ("gate", "up", "down"):
       whole = prefix + ("down_proj" if name == "down" else "gate_up_proj")
       part = columns.get(name, slice(None))
       held[f"{prefix}{name}_proj.weight"] = Stacked(whole, part)
-      held[f"{prefix}{name}_proj.bias"] = Stacked(f"{whole}_bias", part)
+      if config.expert_biases:
+        held[f"{prefix}{name}_proj.bias"] = Stacked(f"{whole}_bias", part)
   return held
 
 

@@ -30,6 +30,7 @@ class View(NamedTuple):
     ancestors: [1 or B, N, N] bool, whether node n attends to node m; None for a
       chain.
     window: positions of the sliding window, a node's included; None for all.
+    chunked: the window is a chunk, which begins at a multiple of its size.
     sinks: first positions, at most BLOCK, that are seen outside of the window.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
@@ -46,6 +47,7 @@ class View(NamedTuple):
   mask: jax.Array | None = None
   bias: jax.Array | None = None
   sinks: int = 0
+  chunked: bool = False
 
   @property
   def slot(self) -> jax.Array:
@@ -90,7 +92,10 @@ class View(NamedTuple):
       mask = (relative < 0)[:, None]
       mask |= is_ancestor & (relative < nodes)[:, None]
     if self.window is not None:
-      is_near = self.distance(slots) < self.window
+      window = self.window
+      if self.chunked:
+        window = self.positions[:, :, None] % window + 1
+      is_near = self.distance(slots) < window
       mask &= is_near | (slots < self.sinks)[None, None]
     return mask
 
@@ -110,7 +115,7 @@ class View(NamedTuple):
       window, sinks = positions.window, positions.sinks
     else:
       window, sinks = min(self.window, positions.window), 0
-    return self._replace(window=window, sinks=sinks)
+    return self._replace(window=window, sinks=sinks, chunked=False)
 
   def blocks(self, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Returns the first block of slots that some row sees behind its sinks, and
@@ -118,7 +123,11 @@ class View(NamedTuple):
     used = jnp.minimum(self.length.max() + self.depth.shape[1], num_slots)
     first = jnp.zeros_like(used)
     if self.window is not None:
-      first = jnp.maximum(self.length.min() + 1 - self.window, 0) // BLOCK
+      least = self.length.min()
+      if self.chunked:
+        first = least // self.window * self.window // BLOCK
+      else:
+        first = jnp.maximum(least + 1 - self.window, 0) // BLOCK
     return first, -(-used // BLOCK)
 
 
@@ -202,6 +211,7 @@ def attend(
         first=view.first,
         window=view.window,
         sinks=view.sinks,
+        chunked=view.chunked,
         scale=scale,
         cap=cap,
       ),

@@ -158,17 +158,26 @@ class TransformerConfig:
   rope_scaling: Scaling | None = None
   rotary_dims: int | None = None  # first ones of a head (Phi-4 mini); None: all
   unrotated_layers: tuple[int, ...] = ()  # without rotary embeddings (SmolLM3)
+  # Rotated pairs of dimensions are (2i, 2i + 1), not halves (Llama 4).
+  rope_interleaved: bool = False
+  # a of the factor 1 + a log(1 + floor((position + 1) / unrotated_floor)) of
+  # queries in layers without rotation (Llama 4; arXiv:2501.19399).
+  unrotated_growth: float = 0.0
+  unrotated_floor: int = 8192
   # Base, unscaled, in layers with a window (Gemma 3); None: as elsewhere.
   local_rope_theta: float | None = None
   tied: bool = False  # the embedding is also the vocabulary projection
   # For each layer None for full attention, or its sliding window in positions,
   # the token's included; () for full attention in all.
   windows: tuple[int | None, ...] = ()
+  # Windows are chunks, which begin at multiples of their size (Llama 4).
+  chunked: bool = False
   qkv_bias: bool = False
   o_bias: bool = False  # of attention's output projection (GPT-OSS)
   # A learned logit a head takes part in the softmax, without a value (GPT-OSS).
   attention_sinks: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
+  unit_qk_norm: bool = False  # after RoPE, where it is; no scale (Llama 4)
   joint_qk_norm: bool = False  # these norms span all heads at once (OLMo 2)
   attention_gate: bool = False  # sigmoids multiply heads' outputs (Qwen3-Next)
   # Scores are divided by its square root (Gemma); None: by that of head_dim.
@@ -190,6 +199,12 @@ class TransformerConfig:
   experts_per_token: int = 0
   expert_biases: bool = False  # of their matrices and the router's (GPT-OSS)
   normalize_experts: bool = True  # a token's routing weights sum to one
+  # Sigmoids of the chosen scores multiply experts' inputs (Llama 4), instead of
+  # their softmax the outputs.
+  route_inputs: bool = False
+  # Layers with an MLP of dense_width in the place of experts.
+  dense_layers: tuple[int, ...] = ()
+  dense_width: int = 0
   # Inner width of the shared expert, an MLP that every token passes; 0: none.
   shared_width: int = 0
   shared_gate: bool = False  # a sigmoid of the token weighs it (Qwen3-Next)
@@ -221,6 +236,7 @@ class TransformerConfig:
       "key": self.num_kv_heads,
       "mlp": self.mlp_width,
       "shared": self.shared_width,
+      "dense": self.dense_width,
       "experts": self.num_experts,
     }
     if r := self.recurrence:
@@ -289,6 +305,14 @@ class TransformerConfig:
         f"shared_width = {self.shared_width}; it must be 0, or above 0 "
         "with experts"
       )
+    self._check_mixture()
+    if self.unrotated_floor < 1 or self.unrotated_growth < 0:
+      raise ValueError(
+        f"unrotated_growth = {self.unrotated_growth} by unrotated_floor = "
+        f"{self.unrotated_floor}; they must be >= 0 and >= 1"
+      )
+    if self.unit_qk_norm and self.qk_norm:
+      raise ValueError("unit_qk_norm and qk_norm: take one of them")
     if self.shared_gate and not self.shared_width:
       raise ValueError("shared_gate = True needs shared_width")
     if self.expert_biases and not self.num_experts:
@@ -321,6 +345,20 @@ class TransformerConfig:
         f"weights = {self.weights}: a mixture of experts is held in "
         f"{' or '.join(DTYPES)}"
       )
+
+  def _check_mixture(self) -> None:
+    dense, count = self.dense_layers, self.num_layers
+    if sorted({*dense} & {*range(count)}) != list(dense) or (
+      bool(dense) != bool(self.dense_width) or self.dense_width < 0
+    ):
+      raise ValueError(
+        f"dense_layers = {dense} of width {self.dense_width}; give ascending "
+        f"layers of 0..{count - 1} and a width, or neither"
+      )
+    if dense and (not self.num_experts or len(dense) == count):
+      raise ValueError("dense_layers are some of the layers of a mixture")
+    if self.route_inputs and (not self.num_experts or self.expert_biases):
+      raise ValueError("route_inputs is of experts without biases")
 
   def _check_recurrence(self) -> None:
     r = self.recurrence
@@ -397,17 +435,20 @@ class TransformerConfig:
     layer = 2 * (self.pre_norms + self.post_norms) * self.width
     matrices = 3 if self.gated else 2
     inner = max(self.num_experts, 1) * self.mlp_width + self.shared_width
-    layer += matrices * self.width * inner
-    layer += self.width * self.shared_gate
-    layer += self.num_experts * self.width  # the router
+    mlp = matrices * self.width * inner
+    mlp += self.width * self.shared_gate
+    mlp += self.num_experts * self.width  # the router
     if self.expert_biases:
-      layer += self.num_experts * (2 * self.mlp_width + self.width + 1)
+      mlp += self.num_experts * (2 * self.mlp_width + self.width + 1)
+    layer += mlp
     outside = self.vocab_size * self.width * (1 if self.tied else 2)
     outside += self.width + self.relative_buckets * self.num_heads
     if self.encoder_layers:
       outside += self.encoder_layers * (layer + attention + extra)
       outside += self.width + self.relative_buckets * self.num_heads
       layer += attention + self.width  # cross-attention and its norm
+    dense = matrices * self.width * self.dense_width
+    outside += len(self.dense_layers) * (dense - mlp)
     mixers = self.num_attention_layers * (attention + extra)
     if r := self.recurrence:
       mixers += len(r.layers) * r.num_parameters(self.width)

@@ -446,6 +446,7 @@ struct Attention {
   int64_t trees = 1, depths = 1;    // 1 for all rows, or B
   int64_t window = 0, reach = -1;   // 0: no window; -1: no bias
   int64_t sinks = 0;                // first slots, seen outside of the window
+  bool chunked = false;  // the window begins at a multiple of its size
   float scale = 1.0f, cap = 0.0f;  // 0: no cap
 
   int64_t Offset(int64_t b, int64_t h, int64_t r) const {
@@ -460,7 +461,9 @@ struct Attention {
   }
   int64_t FirstSegment(int64_t b) const {
     if (window == 0) return 0;
-    const int64_t first = std::max<int64_t>(0, length[b] + 1 - window);
+    const int64_t first = chunked
+                              ? length[b] / window * window
+                              : std::max<int64_t>(0, length[b] + 1 - window);
     return std::min(first / kSegment, LastSegment(b));
   }
   // Segments of the sinks, ahead of the first.
@@ -480,12 +483,18 @@ struct Attention {
     const int32_t* d = depth + (depths > 1 ? b : 0) * nodes;
     return d[node] - (relative < 0 ? relative : d[relative]);
   }
+  // How many positions back a node sees, its own included.
+  int64_t Near(int64_t b, int64_t node) const {
+    if (!chunked) return window;
+    return (length[b] + depth[(depths > 1 ? b : 0) * nodes + node]) % window + 1;
+  }
   bool Sees(int64_t b, int64_t node, int64_t slot) const {
     const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
     if (relative >= 0 && !seen[(tree * nodes + node) * nodes + relative]) {
       return false;
     }
-    return window == 0 || slot < sinks || Distance(b, node, slot) < window;
+    return window == 0 || slot < sinks ||
+           Distance(b, node, slot) < Near(b, node);
   }
   float Bias(int64_t b, int64_t h, int64_t row, int64_t slot) const {
     const int64_t distance = Distance(b, first + row / group, slot);
@@ -713,8 +722,8 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
                   ffi::Buffer<ffi::F32> sink_logits,
                   ffi::ResultBuffer<ffi::F32> y,
-                  int64_t first, int64_t window, int64_t sinks, float scale,
-                  float cap) {
+                  int64_t first, int64_t window, int64_t sinks,
+                  int64_t chunked, float scale, float cap) {
   const Shape q = query.dimensions(), k = keys.dimensions(),
               n = seen.dimensions(), depths = depth.dimensions(),
               biases = bias.dimensions();
@@ -766,6 +775,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   a.depths = depths[0];
   a.window = window;
   a.sinks = sinks;
+  a.chunked = chunked != 0;
   a.reach = biases[0] > 0 ? biases[0] / 2 : -1;
   a.scale = scale;
   a.cap = cap;
@@ -804,5 +814,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Attr<int64_t>("first")
                                   .Attr<int64_t>("window")
                                   .Attr<int64_t>("sinks")
+                                  .Attr<int64_t>("chunked")
                                   .Attr<float>("scale")
                                   .Attr<float>("cap"));

@@ -257,6 +257,7 @@ def attend(
   first: int = 0,
   window: int | None = None,
   sinks: int = 0,
+  chunked: bool = False,
   scale: float = 1.0,
   cap: float | None = None,
 ) -> jax.Array:
@@ -273,6 +274,7 @@ def attend(
     sink_logits: [heads], another term of each softmax; None: none.
     window: positions of the sliding window, a node's included.
     sinks: first slots that are seen outside of the window.
+    chunked: the window is a chunk, which begins at a multiple of its size.
     scale: multiplies the scores, before they are capped.
     cap: bounds the scores by cap * tanh(score / cap).
 
@@ -305,6 +307,7 @@ def attend(
     first=np.int64(first),
     window=np.int64(window or 0),
     sinks=np.int64(sinks),
+    chunked=np.int64(chunked),
     scale=np.float32(scale),
     cap=np.float32(cap or 0.0),
   )

@@ -102,9 +102,14 @@ class Experts(nn.Module):
     scores = project(router, x)
     if router_bias is not None:
       scores += router_bias[None, None]
-    probs = jax.nn.softmax(scores.astype(jnp.float32))
-    gates, chosen = jax.lax.top_k(probs, c.experts_per_token)  # [B, T, k]
-    if c.normalize_experts:
+    scores = scores.astype(jnp.float32)
+    if c.route_inputs:
+      gates, chosen = jax.lax.top_k(scores, c.experts_per_token)  # [B, T, k]
+      gates = jax.nn.sigmoid(gates)
+    else:
+      probs = jax.nn.softmax(scores)
+      gates, chosen = jax.lax.top_k(probs, c.experts_per_token)
+    if c.normalize_experts and not c.route_inputs:
       gates /= jnp.sum(gates, -1, keepdims=True)
     one_hot = jax.nn.one_hot(chosen, c.num_experts, dtype=bool)
     # [B, T, E], mostly zero.
@@ -135,8 +140,11 @@ class Experts(nn.Module):
     if biases:
       first += biases[0][None, None]
       second += biases[1][None, None]
-    inner = gated(self.config, first, second)
-    inner *= weights[..., None].astype(x.dtype)
+    weights = weights[..., None].astype(x.dtype)
+    if self.config.route_inputs:
+      inner = gated(self.config, weights * first, weights * second)
+    else:
+      inner = gated(self.config, first, second) * weights
     return jnp.einsum("emi,btei->btm", down, inner)
 
   def run_chosen(self, x, weights, is_chosen, gate, up, down, *biases):
@@ -159,9 +167,12 @@ class Experts(nn.Module):
       if biases:
         first += matrix(biases[0])[None]
         second += matrix(biases[1])[None]
+      weight, chosen = weights[:, order[i], None], is_chosen[:, order[i], None]
+      if self.config.route_inputs:
+        first, second = (weight.astype(x.dtype) * z for z in (first, second))
+        weight = 1.0
       inner = gated(self.config, first, second)
       out = project(matrix(down), inner, jnp.float32)
-      weight, chosen = weights[:, order[i], None], is_chosen[:, order[i], None]
       return y + jnp.where(chosen, weight * out, 0)
 
     y = jnp.zeros(flat.shape, jnp.float32)

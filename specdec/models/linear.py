@@ -39,6 +39,12 @@ def linear(x: jax.Array, *layers: Linear) -> list[jax.Array]:
   ]
 
 
+def unit_rms(x: jax.Array, epsilon: float) -> jax.Array:
+  """Returns x in float32, divided by its root mean square."""
+  y = x.astype(jnp.float32)
+  return y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + epsilon)
+
+
 class RMSNorm(nn.Module):
   """Root-mean-square norm (arXiv:1910.07467), computed in float32.
 
@@ -56,7 +62,6 @@ class RMSNorm(nn.Module):
     scale = scale.astype(jnp.float32)
     if self.offset:
       scale = 1 + scale
-    y = x.astype(jnp.float32)
-    y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
+    y = unit_rms(x, self.epsilon)
     scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     return (y * scale).astype(x.dtype)

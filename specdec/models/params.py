@@ -33,13 +33,17 @@ class ParamSpec(NamedTuple):
 
 
 def layer_axes(
-  config: TransformerConfig, cross: bool = False, recurrent: bool = False
+  config: TransformerConfig,
+  cross: bool = False,
+  recurrent: bool = False,
+  dense: bool = False,
 ) -> dict[str, tuple[str, ...]]:
   """Returns path below a layer -> logical axes.
 
   Args:
     cross: the layer attends to a source.
     recurrent: it has a state in the place of attention.
+    dense: it has an MLP in the place of a mixture's experts.
   """
   axes: dict[str, tuple[str, ...]] = {}
   if config.pre_norms:
@@ -70,14 +74,16 @@ def layer_axes(
   if config.post_norms:
     axes["attention_post_norm/scale"] = ("width",)
     axes["mlp_post_norm/scale"] = ("width",)
-  stack, inner = (), "mlp"
-  if config.num_experts:
+  stack, inner = (), "dense" if dense else "mlp"
+  if config.num_experts and not dense:
     stack, inner = ("experts",), "expert_mlp"
     axes["mlp/router/weight"] = ("routes", "width")
   if config.gated:
     axes["mlp/gate/weight"] = (*stack, inner, "width")
   axes["mlp/up/weight"] = (*stack, inner, "width")
   axes["mlp/down/weight"] = (*stack, "width", inner)
+  if dense:
+    return axes
   if config.expert_biases:
     axes["mlp/router/bias"] = ("routes",)
     axes["mlp/gate/bias"] = axes["mlp/up/bias"] = (*stack, inner)
@@ -124,7 +130,8 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
 
   def add_layers(count: int, prefix: str, cross: bool) -> None:
     for i in range(count):
-      in_layer = layer_axes(config, cross, config.is_recurrent(i))
+      kind = config.is_recurrent(i), i in config.dense_layers
+      in_layer = layer_axes(config, cross, *kind)
       axes.update({f"{prefix}{i}/{path}": x for path, x in in_layer.items()})
 
   add_layers(config.num_layers, "layer_", bool(config.encoder_layers))
@@ -149,6 +156,7 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "buckets": config.relative_buckets,
     "heads": config.num_heads,
     "shared": config.shared_width,
+    "dense": config.dense_width,
     "one": 1,
   }
   if r := config.recurrence:

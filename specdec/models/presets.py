@@ -82,6 +82,29 @@ _GPT_OSS = {
   "activation": "quick_gelu",
   "swiglu_limit": 7.0,
 }
+# Three layers that attend to chunks, then one to all, without rotation.
+_LLAMA4 = {
+  "vocab_size": 202_048,
+  "rope_theta": 500_000.0,
+  "rope_interleaved": True,
+  "chunked": True,
+  "windows": (8192, 8192, 8192, None),
+  "unrotated_layers": tuple(range(3, 48, 4)),
+  "experts_per_token": 1,
+  "route_inputs": True,
+  "shared_width": 8192,
+  "unrotated_growth": 0.1,
+}
+_SCOUT = _LLAMA4 | {
+  "num_experts": 16,
+  "unit_qk_norm": True,
+  "rope_scaling": RopeScaling("llama3", 16.0, 1.0, 1.0),
+}
+_MAVERICK = _LLAMA4 | {
+  "num_experts": 128,
+  "dense_layers": tuple(range(0, 48, 2)),
+  "dense_width": 16_384,
+}
 _GEMMA = GEMMA | _TIED | {"norm_epsilon": 1e-6, "query_scalar": 256}
 _GEMMA2 = _GEMMA | {
   "vocab_size": 256_000,
@@ -166,6 +189,8 @@ _PRESETS = {
   "qwen3-32b": _config(_QWEN3, 64, 5120, 25600, 64, 8, 128),
   "qwen3-30b-a3b": _config(_QWEN3_MOE, 48, 2048, 768, 32, 4, 128),
   "qwen3-next-80b-a3b": _config(_QWEN3_NEXT, 48, 2048, 512, 16, 2, 256),
+  "llama4-scout": _config(_SCOUT, 48, 5120, 8192, 40, 8, 128),
+  "llama4-maverick": _config(_MAVERICK, 48, 5120, 8192, 40, 8, 128),
   "gpt-oss-20b": _config(
     _GPT_OSS | {"num_experts": 32}, 24, 2880, 2880, 64, 8, 64
   ),

@@ -14,7 +14,8 @@ class RopeScaling:
   Kind 'linear' divides all frequencies by `factor`. Kind 'llama3' (Llama 3.1)
   divides those of wavelengths above original_length / low_frequency_factor,
   leaves those below original_length / high_frequency_factor unchanged, and
-  interpolates between them; original_length is the context of pre-training.
+  interpolates between them (Llama 4: nothing lies between); original_length is
+  the context of pre-training.
   """
 
   kind: str
@@ -31,9 +32,10 @@ class RopeScaling:
     )
     check_counts(self, "original_length")
     low, high = self.low_frequency_factor, self.high_frequency_factor
-    if self.kind == "llama3" and low >= high:
+    if self.kind == "llama3" and low > high:
       raise ValueError(
-        f"low_frequency_factor = {low} must be < high_frequency_factor = {high}"
+        f"low_frequency_factor = {low} must be <= high_frequency_factor = "
+        f"{high}"
       )
 
 

@@ -25,7 +25,7 @@ def rope_frequencies(
   else:
     turns = scaling.original_length * frequency / (2 * jnp.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    unscaled = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+    unscaled = jnp.clip((turns - low) / max(high - low, 1e-6), 0.0, 1.0)
   return unscaled * frequency + (1 - unscaled) * frequency / scaling.factor
 
 
@@ -69,11 +69,20 @@ def rope_angles(
   return scaling.attention_factor * cos, scaling.attention_factor * sin
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates pairs (i, i + dims / 2) of the first dims of x [B, T, H, dim]."""
+def rotate(
+  x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool = False
+) -> jax.Array:
+  """Rotates pairs (i, i + dims / 2) of the first dims of x [B, T, H, dim], or
+  pairs (2i, 2i + 1)."""
   dims = 2 * cos.shape[-1]
-  first, second = jnp.split(x[..., :dims].astype(jnp.float32), 2, axis=-1)
+  turned = x[..., :dims].astype(jnp.float32)
+  if interleaved:
+    first, second = turned[..., ::2], turned[..., 1::2]
+  else:
+    first, second = jnp.split(turned, 2, axis=-1)
   rotated = [first * cos - second * sin, second * cos + first * sin]
+  if interleaved:
+    rotated = [jnp.stack(rotated, axis=-1).reshape(turned.shape)]
   if dims < x.shape[-1]:
     rotated.append(x[..., dims:].astype(jnp.float32))
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -33,7 +33,7 @@ from specdec.models.experts import (
   weight,
 )
 from specdec.models.layouts import look_up, project, unpack
-from specdec.models.linear import Linear, RMSNorm, linear
+from specdec.models.linear import Linear, RMSNorm, linear, unit_rms
 from specdec.models.recurrent_layer import Recurrent
 from specdec.models.rotary import rope_angles, rotate
 from specdec.types import (
@@ -146,7 +146,17 @@ class Attention(nn.Module):
     if c.qk_norm and not c.joint_qk_norm:
       query, key = normed(query, key)
     if angles is not None:
-      query, key = rotate(query, *angles), rotate(key, *angles)
+      query, key = (
+        rotate(x, *angles, c.rope_interleaved) for x in (query, key)
+      )
+      if c.unit_qk_norm:
+        query, key = (
+          unit_rms(x, c.norm_epsilon).astype(x.dtype) for x in (query, key)
+        )
+    elif c.unrotated_growth:
+      reach = (view.positions[:, :, None, None] + 1) // c.unrotated_floor
+      growth = 1 + c.unrotated_growth * jnp.log1p(reach.astype(jnp.float32))
+      query = (query * growth).astype(query.dtype)
     value = heads(value, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
@@ -244,6 +254,7 @@ class Layer(nn.Module):
   has_attention: bool = True
   has_mlp: bool = True
   recurrent: bool = False  # a state in the place of attention
+  dense: bool = False  # an MLP in the place of a mixture's experts
 
   @nn.compact
   def __call__(self, x, layer, angles, view: View, source=None):
@@ -266,7 +277,9 @@ class Layer(nn.Module):
       x = x + self.place(y, "rows", None, None)
     if self.has_mlp:
       y = norm(name="mlp_norm")(x) if c.pre_norms else x
-      if c.num_experts:
+      if self.dense:
+        y = MLP(c, self.place, c.dense_width, name="mlp")(y)
+      elif c.num_experts:
         experts = Experts(c, self.place, name="mlp")
         y = experts(y, in_training) + self.shared(y)
       else:
@@ -380,6 +393,7 @@ class Transformer(nn.Module):
     windows = c.windows or (None,) * c.num_layers
     if seen is None:
       seen = view(length, parents, first, num_tokens)
+    seen = seen._replace(chunked=c.chunked)
     views = {w: seen._replace(window=w) for w in set(windows[start:stop])}
     if c.relative_buckets:
       bias = RelativeBias(c, name="relative_bias")()
@@ -406,7 +420,7 @@ class Transformer(nn.Module):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
       turned = None if i in c.unrotated_layers else angles[windows[i]]
-      runs = (*runs, c.is_recurrent(i))
+      runs = (*runs, c.is_recurrent(i), i in c.dense_layers)
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
         x, layers[i], turned, views[windows[i]], source[i]
       )

@@ -7,7 +7,7 @@ express: DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from specdec.models import params, presets
@@ -89,16 +89,19 @@ def of_config(
     if path.startswith("layer_"):
       dense[int(path.partition("/")[0].removeprefix("layer_"))] += x
   kv, score = 2 * c.num_kv_heads * c.head_dim, 2 * c.num_heads * c.head_dim
+  experts = [
+    0 if i in c.dense_layers else c.num_experts for i in range(c.num_layers)
+  ]
   layers = [
     Layer(
-      weights=dense[i] - c.num_experts * mlp,
+      weights=dense[i] - experts[i] * mlp,
       kv=kv,
       kv_heads=c.num_kv_heads,
       score=score,
       window=window,
-      expert=mlp if c.num_experts else 0,
-      num_experts=c.num_experts,
-      per_token=c.experts_per_token,
+      expert=mlp if experts[i] else 0,
+      num_experts=experts[i],
+      per_token=c.experts_per_token if experts[i] else 0,
       source_kv=kv if c.encoder_layers else 0,
       source_score=score if c.encoder_layers else 0,
     )
@@ -115,7 +118,16 @@ def of_config(
         fold_rate=1 / r.folded_at_once,
       )
   if skip is not None:
-    layers = _without(layers, skip, c.num_experts * c.width or mlp)
+    router = c.num_experts * c.width
+    whole = 3 * c.width * c.dense_width
+    layers = _without(
+      layers,
+      skip,
+      [
+        whole if i in c.dense_layers else router or mlp
+        for i in range(c.num_layers)
+      ],
+    )
   name = name or f"{c.num_parameters / 1e6:.3g} M"
   shared = c.width, c.vocab_size, c.num_heads, c.tied
   weight_size = None if c.weights is None else params.read_size(c)
@@ -123,14 +135,16 @@ def of_config(
   return Shape(name, tuple(layers), *shared, idle, weight_size)
 
 
-def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
+def _without(
+  layers: list[Layer], skip: Skip, mlps: Sequence[int]
+) -> list[Layer]:
   """Removes skipped sublayers.
 
   Args:
-    mlp: weights of a layer's MLP, or of its router.
+    mlps: weights of each layer's MLP, or of its router.
   """
   kept = []
-  for i, layer in enumerate(layers):
+  for i, (layer, mlp) in enumerate(zip(layers, mlps)):
     if i in skip.attention:
       without = _NO_CACHE | {"window": None, "state": 0, "state_keys": 0}
       layer = layer._replace(weights=mlp, **without)

@@ -321,6 +321,27 @@ VARIANTS = {
       "quantization_config": {"quant_method": "mxfp4"},
     },
   ),
+  # Chunks in layers 0 and 2, which rotate and are dense; queries of the others
+  # grow at every fourth position.
+  "llama4": (
+    "llama4_text",
+    {
+      **NO_TOKENS,
+      "num_hidden_layers": 4,
+      "num_key_value_heads": 2,
+      "head_dim": 32,
+      "intermediate_size": 24,
+      "intermediate_size_mlp": 40,
+      "attention_chunk_size": 5,
+      "no_rope_layer_interval": 2,
+      "interleave_moe_layer_step": 2,
+      "num_local_experts": 4,
+      "num_experts_per_tok": 2,
+      "floor_scale": 4,
+      "attn_scale": 0.5,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
   # Gated delta rule in layers 0 and 2; three value heads share a key head. With
   # smaller heads transformers itself differs by 1e-4 between a pass over the
   # text and one a token: an output near 0 is normed.
