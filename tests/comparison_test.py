@@ -264,7 +264,7 @@ def test_a_tree_is_built_from_other_noise_than_its_texts_have(
 
   def by_depth(decoder, encoded):
     seen.append(programs.keys_of(decoder.key))
-    return np.array([[0.5, 0.1]])
+    return np.array([[1 / 6] * 6])
 
   module = comparison.expected_acceptance
   monkeypatch.setattr(module, "acceptance_by_depth", by_depth)
@@ -272,7 +272,8 @@ def test_a_tree_is_built_from_other_noise_than_its_texts_have(
   setup = Setup(str(target), drafter="early_exit(1)", k=1, **sizes)
   bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
   lines = files.Lines(tmp_path / "lines.jsonl")
-  comparison.measure_acceptance(bench, setup, 1, lines)
+  rates = comparison.measure_acceptance(bench, setup, 1, lines)
+  assert all(np.sum(x) <= 1 and np.sum(x) > 0.9999 for x in rates.values())
   assert len(seen) == 2
   writing = programs.keys_of(bench.decoder(setup).key)
   assert not any(writing & one for one in seen)

@@ -264,7 +264,8 @@ def measure_acceptance(
       shares = expected_acceptance.acceptance_by_depth(decoder, bench.encoded)
     # float32 may sum to 1 + 1e-7.
     shares /= np.maximum(1.0, shares.sum(1, keepdims=True))
-    measured[siblings] = shares.round(6).tolist()
+    # Rounded down, so that they still do not sum to more than 1.
+    measured[siblings] = (np.floor(1e6 * shares) / 1e6).tolist()
   lines.append({"by_depth": measured})
   return measured
 

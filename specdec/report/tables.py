@@ -311,7 +311,8 @@ def _tree(acceptance: dict[str, Sequence], tree: dict) -> list[str]:
   kept = " ".join(f"{share:.2f}" for share in rates[0])
   if len(rates) > 1:
     kept += "; of the first by depth: "
-    kept += " ".join(f"{share:.2f}" for share in rates[:, 0])
+    first = np.trim_zeros(rates[:, 0], "b")
+    kept += " ".join(f"{share:.2f}" for share in first)
   size = f"{len(paths)} draft tokens in {len(paths[-1])} levels" if paths else 0
   _, baseline = tree["pass_seconds"][0]
   return [
