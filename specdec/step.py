@@ -445,6 +445,7 @@ def draft_and_verify(
       rounds and no width for them.
   """
   spec = drafter.spec
+  kv.check_tokens(target, spec.max_nodes, "the target")
   _check_room(state, spec)
 
   def verified(width: int, carry, draft: Draft):

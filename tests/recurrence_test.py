@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import acceptance, decode, draft_shape, drafters, sampling
+from specdec import acceptance, decode, draft_shape, drafters, sampling, step
 from specdec import cache as kv
 from specdec.models import params as model_params
 from specdec.models import recurrence, transformer
@@ -262,18 +262,21 @@ def test_more_nodes_than_slots_are_refused():
   target, params = built(hybrid(KINDS[0]))
   with pytest.raises(ValueError, match="of the draft keep slots for 8"):
     drafters.model(target, 8)
-  with pytest.raises(ValueError, match="of the target keep slots for 8"):
-    decode.generate(
-      target,
-      drafters.lookup(8),
-      acceptance.coupled(),
-      Params(params),
-      np.zeros((1, 2), np.int32),
-      np.array([2]),
-      jax.random.key(0),
+  rule, params = acceptance.coupled(), Params(params)
+
+  def started(drafter):
+    return decode.start(
+      *(target, drafter, rule, params),
+      *(np.zeros((1, 2), np.int32), np.array([2]), jax.random.key(0)),
       max_length=8,
       sampling=sampling.settings(1, 0.0),
     )
+
+  with pytest.raises(ValueError, match="of the target keep slots for 8"):
+    started(drafters.lookup(8))
+  state, eos = started(drafters.lookup(4)), jnp.zeros((0,), jnp.int32)
+  with pytest.raises(ValueError, match="of the target keep slots for 8"):
+    step.decode_step(target, drafters.lookup(8), rule, params, state, eos)
 
 
 # Other sizes are other programs, which nothing else has compiled.
