@@ -11,7 +11,8 @@ def _active(config: TransformerConfig) -> int:
   weights = config.num_parameters
   if config.num_experts:
     unused = config.num_experts - config.experts_per_token
-    weights -= config.num_layers * unused * 3 * config.width * config.mlp_width
+    mixtures = config.num_layers - len(config.dense_layers)
+    weights -= mixtures * unused * 3 * config.width * config.mlp_width
   if not config.tied:
     weights -= config.vocab_size * config.width
   weights -= config.relative_buckets * config.num_heads

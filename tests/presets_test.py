@@ -40,6 +40,10 @@ PUBLISHED = {
   "qwen3-32b": 32_762_123_264,
   "qwen3-30b-a3b": 30_532_122_624,
   "qwen3-next-80b-a3b": 81_324_862_720 - MTP_OF_QWEN3_NEXT,
+  # As transformers builds their text models; 109 and 400 billion are published,
+  # with what sees images.
+  "llama4-scout": 107_769_861_120,
+  "llama4-maverick": 400_711_848_960,
   # 20.91 and 116.83 billion in table 1 of the model card, arXiv:2508.10925.
   "gpt-oss-20b": 20_914_757_184,
   "gpt-oss-120b": 116_829_156_672,
@@ -106,6 +110,7 @@ def test_options_are_those_of_an_architecture():
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
     "gpt": "GptOss",
+    "llama4": "Llama4",
     "smollm3": "SmolLM3",
     "phi3": "Phi3",
     "phi4": "Phi3",

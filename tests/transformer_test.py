@@ -487,7 +487,7 @@ def test_recorded_logits_depend_on_the_scaling(name, field, value):
     ({"rope_scaling": ("linear", 0)}, "factor = 0; it must be finite and > 0"),
     ({"rope_scaling": ("llama3", 8.0, 0.0)}, "low_frequency_factor = 0.0"),
     ({"rope_scaling": ("llama3", 8.0, 1.0, math.inf)}, "cy_factor = inf"),
-    ({"rope_scaling": ("llama3", 8.0, 4.0, 4.0)}, "cy_factor = 4.0 must be <"),
+    ({"rope_scaling": ("llama3", 8.0, 5.0, 4.0)}, "cy_factor = 5.0 must be <="),
     ({"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 0)}, "original_length = 0; it"),
     ({"rope_scaling": ("ntk", 8.0)}, "'ntk' is unknown; known: linear, llama"),
     (

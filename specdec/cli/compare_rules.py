@@ -5,10 +5,9 @@
   python scripts/compare_rules.py --tables --output=runs/lossy
 
 A draft of --sizes tokens is one chain, 2 or 4 chains, the static tree that
-suits the acceptance by depth and rank, which is measured first (Sequoia's), or
-EAGLE-2's dynamic tree, as deep ('wide tree': with as many levels and siblings
-as its size allows, which is DDTree's for a block). The table
-has a line for each rule that is right for a shape:
+suits the acceptance by depth and rank, which is measured first, or EAGLE-2's
+dynamic tree, as deep ('wide tree': as deep and wide as its size allows, DDTree's
+for a block). The table has a line for each rule that is right for a shape:
 
   expected       accepted tokens per round by the two distributions alone, of
                  the same drafts, in text that rejection writes.
@@ -59,15 +58,13 @@ def rules_of(options: app.Options) -> tuple[str, ...]:
 
 
 def shapes_of(
-  options: app.Options, setup: Setup, acceptance
+  options: app.Options, setup: Setup, rates
 ) -> list[comparison.Shape]:
   """Returns the shapes and rules that the flags ask for."""
   return [
     shape
     for size in options.sizes
-    for shape in comparison.shapes_of(
-      setup, size, acceptance, rules_of(options)
-    )
+    for shape in comparison.shapes_of(setup, size, rates, rules_of(options))
     if shape.name in options.shapes
   ]
 
@@ -144,7 +141,7 @@ def compare(options: app.Options) -> None:
   if tree:
     files.replace_text(folder / "tree.json", json.dumps(tree["paths"]) + "\n")
   document = header | {"caveats": caveats, "runs": runs, "tree": tree}
-  document["acceptance_by_depth"] = acceptance
+  document["acceptance_by_rank"] = acceptance
   text = tables.of_rules(runs, acceptance, tree, caveats)
   title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
   prompt_flags.publish(folder, document, text, title, plots.over_sizes)

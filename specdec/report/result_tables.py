@@ -214,9 +214,7 @@ def equal_priced(documents: Mapping, *names: str) -> str:
 def rules(documents: Mapping, name: str) -> str:
   """Runs of compare_rules.py, and the tree that pays most."""
   document = documents[name]
-  # Files of before have acceptance by rank alone.
-  by_rank = document.get("acceptance_by_rank")
-  parts = document.get("acceptance_by_depth", by_rank), document["tree"]
+  parts = document["acceptance_by_rank"], document["tree"]
   caveats = document["caveats"]
   text = tables.of_rules(document["runs"], *parts, caveats, markdown)
   table, *notes = text.split("\n  ")

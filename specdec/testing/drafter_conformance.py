@@ -15,6 +15,7 @@ from specdec.testing import distribution_checks, draft_checks, loop_checks
 from specdec.testing.books import Broken
 from specdec.testing.trial import Trial
 from specdec.types import AcceptanceRule, Drafter, Model, Params, Stats
+from specdec.utils import terminal
 
 INVARIANTS = {
   "trace": "calls of one shape are traced once",
@@ -96,5 +97,5 @@ def check_drafter(
         f"{trial.drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
     found = "left out" if name in skip else "holds"
-    print(f"{name:12}  {found}: {invariant}", flush=True)
+    terminal.report(f"{name:12}  {found}: {invariant}")
   return jax.tree.map(np.asarray, trial.coupled.stats)
