@@ -6,8 +6,8 @@
 
 A draft of --sizes tokens is one chain, 2 or 4 chains, the static tree that
 suits the acceptance by depth and rank, which is measured first, or EAGLE-2's
-dynamic tree, as deep ('wide tree': as deep and wide as its size allows, DDTree's
-for a block). The table has a line for each rule that is right for a shape:
+dynamic tree, as deep ('wide tree': as deep and wide as its size allows, a
+block's DDTree). The table has a line for each rule that is right for a shape:
 
   expected       accepted tokens per round by the two distributions alone, of
                  the same drafts, in text that rejection writes.
