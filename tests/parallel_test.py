@@ -201,7 +201,9 @@ def blind_rounds(patch):
     slow(a_position_too_far),
   ],
 )
-def test_b21_a_plant_shows_that_training_and_drafting_differ(plant, monkeypatch):
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
+  plant, monkeypatch
+):
   learned_kinds.teacher.cache_clear()
   try:
     gaps = forms_apart("peagle", plant(monkeypatch))

@@ -157,7 +157,9 @@ def a_row_too_early(patch):
 @pytest.mark.parametrize(
   "plant", [masks_left_in_the_cache, slow(another_mask), slow(a_row_too_early)]
 )
-def test_b21_a_plant_shows_that_training_and_drafting_differ(plant, monkeypatch):
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
+  plant, monkeypatch
+):
   check_apart(forms_apart(plant(monkeypatch)))
 
 
