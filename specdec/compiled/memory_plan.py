@@ -244,6 +244,7 @@ def _pass_bytes(
   columns = ("expert_mlp",) if config.num_experts else ("mlp",)
   inner = config.mlp_width / _share(columns, place)
   inner += config.shared_width / _share(("shared",), place)
+  inner = max(inner, config.dense_width / _share(("dense",), place))
   values = max(2 * scores, 3 * inner) + 3 * config.width
   return copies, (1 + _REUSED) * 4 * rows * tokens * values
 
