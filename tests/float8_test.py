@@ -1,10 +1,11 @@
-"""Checkpoints in eight-bit floats, against the arithmetic of their formats.
+"""Checkpoints in floats of eight and four bits, against their formats.
 
 The logits of one of them are compared with transformers' in transformer_test.
 """
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from families import PARITY
 from gguf_files import CONFIG, random_params
 from specdec import checkpoints
-from specdec.checkpoints import float8
+from specdec.checkpoints import float8, mxfp4
 from specdec.models import weight_formats
 
 WEIGHTS = "model.safetensors"
@@ -214,3 +215,25 @@ def load_float8(folder):
     raw = path.read_bytes()[mapped.start :][start:stop]
     arrays[name] = np.frombuffer(raw, np.float32).reshape(entry["shape"])
   return arrays
+
+
+def test_scales_that_do_not_fit_their_mxfp4_blocks_are_refused(tmp_path):
+  shutil.copytree(PARITY / "gpt_oss_mxfp4", tmp_path, dirs_exist_ok=True)
+  arrays = load_file(tmp_path / "model.safetensors")
+  name = "model.layers.0.mlp.experts.down_proj_scales"
+  arrays[name] = arrays[name][:, :-1].copy()
+  save_file(arrays, tmp_path / "model.safetensors")
+  with pytest.raises(ValueError, match=r"down_proj_blocks has shape .* scales"):
+    checkpoints.load(tmp_path)
+  del arrays[name]
+  save_file(arrays, tmp_path / "model.safetensors")
+  with pytest.raises(ValueError, match="its scales None"):
+    checkpoints.load(tmp_path)
+
+
+def test_mxfp4_numbers_by_hand():
+  """Low bits first: 1.5 and -6, times 2 ** -1."""
+  blocks = np.zeros((1, 16), np.uint8)
+  blocks[0, 0] = 3 | 15 << 4
+  numbers = mxfp4.dequantize(blocks, np.array([126], np.uint8))
+  np.testing.assert_array_equal(numbers[:3].astype(float), [0.75, -3, 0])
