@@ -343,3 +343,21 @@ def test_fetch_without_network(tmp_path, monkeypatch):
   monkeypatch.setattr(fetching.subprocess, "run", lambda *a, **k: failed)
   with pytest.raises(FileNotFoundError, match=r"network once.*ERROR"):
     fetching.fetch(cache=tmp_path)
+
+
+def test_llama_4_with_images_is_read_as_its_text(tmp_path):
+  text = json.loads((PARITY / "llama4" / "config.json").read_text())
+  del text["tie_word_embeddings"]
+  config = {"architectures": ["Llama4ForConditionalGeneration"]}
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(config | {"text_config": text}))
+  whole = tensors(PARITY / "llama4")
+  arrays = {f"language_model.{name}": x for name, x in whole.items()}
+  arrays["vision_model.class_embedding"] = np.zeros(3, np.float32)
+  save_file(arrays, tmp_path / "model.safetensors")
+  loaded, alone = (
+    checkpoints.load(tmp_path),
+    checkpoints.load(PARITY / "llama4"),
+  )
+  assert loaded.config == alone.config
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, alone.params)

@@ -325,3 +325,18 @@ def test_the_best_tree_beats_the_best_chain():
   baseline = candidate.round(1, 0, 2048).seconds
   assert tree.tokens * baseline / tree.seconds > chain.speedup
   assert planning.best_tree(candidate, 4096, 0, [0.3]).paths == []
+
+
+def test_skipped_sublayers_of_a_mixture():
+  """All but experts goes with an MLP, and stays with it without attention."""
+  config = presets.get("llama4-maverick")
+  mixture, dense = (
+    shapes.of_config(config).layers[1],
+    shapes.of_config(config).layers[0],
+  )
+  inner = 3 * 5120 * 8192 + 128 * 5120  # the shared expert and the router
+  bare = shapes.of_config(config, skip=Skip((), (0, 1))).layers
+  assert bare[1].weights == mixture.weights - inner and not bare[1].expert
+  assert bare[0].weights == dense.weights - 3 * 5120 * 16_384
+  alone = shapes.of_config(config, skip=Skip((1,), ())).layers[1]
+  assert alone.weights == inner and alone.num_experts == 128

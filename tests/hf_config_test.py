@@ -76,6 +76,24 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
     assert getattr(config, name) == value, name
 
 
+def test_no_rope_parameters_are_yarn_to_gpt_oss():
+  """As transformers has it; a scaling of kind default is none."""
+  absent, null = parse("GptOssForCausalLM"), {"rope_parameters": None}
+  assert parse("GptOssForCausalLM", **null) == absent
+  default = {"rope_parameters": {"rope_type": "default"}}
+  assert parse("GptOssForCausalLM", **default).rope_scaling is None
+
+
+def test_a_head_of_a_model_with_images():
+  for name, expected in (("Gemma3", True), ("Llama4", False)):
+    for tied in (None, True, False):
+      given = {} if tied is None else {"tie_word_embeddings": tied}
+      config = {"architectures": [f"{name}ForConditionalGeneration"]}
+      config |= {"text_config": BASE} | given
+      parsed = hf_config.parse(config, "config.json", "float32")
+      assert parsed.tied == (expected if tied is None else tied)
+
+
 def test_an_option_of_transformers_5_is_written_where_it_is_needed():
   """Version 4 would scale the logits of every model with a tied head."""
   config = TransformerConfig(

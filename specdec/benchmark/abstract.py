@@ -111,7 +111,8 @@ def loops(
   if config.num_experts:
     deployment = deployments.target_deployment(setup, target, chip)
     tokens = rows * drafter.drafter.spec.max_nodes
-    touched = deployment.experts_touched(deployment.shape.layers[-1], tokens)
+    mixture = next(x for x in deployment.shape.layers if x.num_experts)
+    touched = deployment.experts_touched(mixture, tokens)
     counts[experts.LOOP] = touched / ways("experts")
   return counts
 

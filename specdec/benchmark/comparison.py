@@ -255,9 +255,12 @@ def measure_acceptance(
   for line in lines.entries:
     if "by_depth" in line:
       return line["by_depth"]
-  measured = {}
+  measured, depth = {}, min(depth, _DEPTH)
+  most = bench.target.model.max_tokens  # of recurrent layers
+  if most is not None:
+    depth = min(depth, 1 + max(0, most - 9) // 4)
   for siblings in RANKED:
-    shape = _comb(siblings, min(depth, _DEPTH))
+    shape = _comb(siblings, depth)
     decoder = bench.decoder(shape.setup(setup, "rejection"))
     decoder = dataclasses.replace(decoder, key=pilot_key(decoder.key))
     with terminal.progress(f"counting acceptance by depth, {siblings}"):

@@ -123,8 +123,8 @@ _GEMMA_ABSENT = {
 _EXPERTS = {"experts_per_token": "num_experts_per_tok"}
 
 # Architectures that also see images -> that of their text_config, and the
-# sizes that may be missing in it.
-WITH_IMAGES: dict[str, tuple[str, dict[str, int]]] = {
+# keys that may be missing in it.
+WITH_IMAGES: dict[str, tuple[str, dict[str, int | bool]]] = {
   "Gemma3ForConditionalGeneration": (
     "Gemma3ForCausalLM",
     {
@@ -133,10 +133,14 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, int]]] = {
       "intermediate_size": 9216,
       "num_hidden_layers": 26,
       "num_attention_heads": 8,
+      "tie_word_embeddings": True,
     },
   ),
+  "Llama4ForConditionalGeneration": (
+    "Llama4ForCausalLM",
+    {"tie_word_embeddings": False},
+  ),
 }
-WITH_IMAGES["Llama4ForConditionalGeneration"] = ("Llama4ForCausalLM", {})
 ARCHITECTURES = {
   "LlamaForCausalLM": Architecture("llama", lambda *_: False),
   "MistralForCausalLM": Architecture(

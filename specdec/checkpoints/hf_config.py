@@ -41,9 +41,10 @@ def needs_weights(config: Mapping[str, Any]) -> bool:
 def is_fused(config: Mapping[str, Any]) -> bool:
   """Whether files hold several matrices as one."""
   names = architectures(config)
-  return len(names) == 1 and (
-    names[0] in ARCHITECTURES and ARCHITECTURES[names[0]].fuses
-  )
+  if len(names) != 1:
+    return False
+  name, _ = WITH_IMAGES.get(names[0], (names[0], {}))
+  return name in ARCHITECTURES and ARCHITECTURES[name].fuses
 
 
 def parse(
@@ -68,7 +69,8 @@ def parse(
     name, absent = WITH_IMAGES[name]
     text = typed(config, "text_config", source) or {}
     tied = typed(config, "tie_word_embeddings", source)
-    config = absent | text | {"tie_word_embeddings": tied is not False}
+    whole = {} if tied is None else {"tie_word_embeddings": tied}
+    config = absent | text | whole
   if name not in ARCHITECTURES:
     accepted = ", ".join(
       {**ARCHITECTURES, **WITH_IMAGES, **t5_config.ARCHITECTURES}
@@ -124,6 +126,9 @@ def _with_defaults(
   experts = {"num_experts", "num_local_experts"}
   for name in experts & config.keys():
     config = dict.fromkeys(experts, config[name]) | config
+  rope = "rope_parameters"
+  if rope in architecture.absent and config.get(rope, 0) is None:
+    del config[rope]  # transformers' default, too
   config = LLAMA_ABSENT | dict(architecture.absent) | config
   heads, width = config.get("num_attention_heads"), config.get("hidden_size")
   if config.get("num_key_value_heads") is None:

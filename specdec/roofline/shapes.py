@@ -118,16 +118,16 @@ def of_config(
         fold_rate=1 / r.folded_at_once,
       )
   if skip is not None:
-    router = c.num_experts * c.width
-    whole = 3 * c.width * c.dense_width
-    layers = _without(
-      layers,
-      skip,
-      [
-        whole if i in c.dense_layers else router or mlp
-        for i in range(c.num_layers)
-      ],
-    )
+    inside = [
+      sum(
+        size
+        for path, size in sizes.items()
+        if path.startswith((f"layer_{i}/mlp/", f"layer_{i}/shared"))
+      )
+      - experts[i] * mlp
+      for i in range(c.num_layers)
+    ]
+    layers = _without(layers, skip, inside)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
   shared = c.width, c.vocab_size, c.num_heads, c.tied
   weight_size = None if c.weights is None else params.read_size(c)
@@ -141,7 +141,7 @@ def _without(
   """Removes skipped sublayers.
 
   Args:
-    mlps: weights of each layer's MLP, or of its router.
+    mlps: weights of each layer's MLP but for its experts.
   """
   kept = []
   for i, (layer, mlp) in enumerate(zip(layers, mlps)):

@@ -29,10 +29,13 @@ def by_depth(acceptance: Sequence, levels: int) -> np.ndarray:
   Raises:
     ValueError: neither [R] nor [D, R].
   """
-  rates = np.asarray(acceptance, float)
-  if rates.ndim not in (1, 2):
+  rows = [np.atleast_1d(np.asarray(row, float)) for row in acceptance]
+  if any(row.ndim > 1 for row in rows):
     raise ValueError("acceptance must be given by rank, or by depth and rank")
-  return rates[:levels] if rates.ndim == 2 else np.tile(rates, (levels, 1))
+  if not any(map(np.ndim, acceptance)):
+    return np.tile(np.concatenate(rows), (levels, 1))
+  width = max(map(len, rows))
+  return np.stack([np.pad(row, (0, width - len(row))) for row in rows[:levels]])
 
 
 def expected_tokens(paths: Sequence[Path], acceptance: Sequence) -> float:
