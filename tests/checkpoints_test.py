@@ -345,6 +345,18 @@ def test_fetch_without_network(tmp_path, monkeypatch):
     fetching.fetch(cache=tmp_path)
 
 
+def test_experts_that_are_not_stacked_are_refused(tmp_path):
+  shutil.copytree(PARITY / "gpt_oss", tmp_path, dirs_exist_ok=True)
+  arrays = load_file(tmp_path / "model.safetensors")
+  name = "model.layers.0.mlp.experts.gate_up_proj"
+  arrays[name] = arrays[name].ravel().copy()
+  save_file(arrays, tmp_path / "model.safetensors")
+  with pytest.raises(
+    ValueError, match=r"gate_up_proj in .* experts are stacked"
+  ):
+    checkpoints.load(tmp_path)
+
+
 def test_llama_4_with_images_is_read_as_its_text(tmp_path):
   text = json.loads((PARITY / "llama4" / "config.json").read_text())
   del text["tie_word_embeddings"]

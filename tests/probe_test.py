@@ -8,6 +8,7 @@ from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.benchmark import expected_acceptance, metrics
 from specdec.benchmark.batches import Batch
 from specdec.benchmark.decoder import Decoder
+from specdec.roofline import trees
 from specdec.testing import table_model
 from specdec.types import Params
 
@@ -84,3 +85,9 @@ def test_acceptance_by_depth_adds_up_to_what_a_comb_keeps():
   assert rates.shape == (2, 3) and rates[1, 2] == 0
   assert np.all(rates[:, 0] > rates[:, 1:].max(1))
   assert np.all(np.isnan(sums[1]))  # the rule does not know it
+
+
+def test_a_ragged_acceptance_by_depth_is_padded():
+  rates = trees.by_depth([[0.6, 0.2], [0.5]], 3)
+  np.testing.assert_array_equal(rates, [[0.6, 0.2], [0.5, 0.0]])
+  np.testing.assert_array_equal(trees.by_depth([0.6, 0.2], 2), [[0.6, 0.2]] * 2)

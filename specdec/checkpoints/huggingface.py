@@ -215,6 +215,11 @@ class Weights:
     for name, (whole, columns) in self._stacked.items():
       self.shapes.pop(whole, None)
       if wholes[whole] is not None:
+        if len(wholes[whole]) < 2:
+          raise ValueError(
+            f"{whole} in {self.source} has shape {wholes[whole]}; experts are "
+            "stacked along its first dimension"
+          )
         experts, *inputs, outputs = wholes[whole]
         outputs = len(range(outputs)[columns])
         self.shapes[name] = experts, outputs, *inputs
