@@ -96,6 +96,6 @@ def check_drafter(
       raise AssertionError(
         f"{trial.drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
-    found = "left out" if name in skip else "holds"
-    terminal.report(f"{name:12}  {found}: {invariant}")
+    outcome = "left out" if name in skip else "holds"
+    terminal.report(f"{name:12}  {outcome}: {invariant}")
   return jax.tree.map(np.asarray, trial.coupled.stats)
