@@ -2,7 +2,7 @@
 
 A tensor X is X_blocks [E, out, in / 32, 16], two numbers a byte, the first in
 the low bits, and X_scales [E, out, in / 32], bytes s that stand for 2^(s - 127)
-(OCP Microscaling Formats 1.0). Every value is exact in bfloat16.
+(OCP Microscaling Formats 1.0). Numbers that bfloat16 reaches are exact in it.
 """
 
 from collections.abc import Mapping

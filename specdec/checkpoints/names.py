@@ -5,7 +5,7 @@ tables here map their paths. A new model family adds rows to a table.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from specdec.models import params
@@ -74,12 +74,13 @@ _RECURRENT = {
   "recurrent/o/weight": "out_proj.weight",
 }
 RECURRENT = {GATED_DELTA: "linear_attn", MAMBA2: "mamba"}
-_BAMBA = {
+_FEED_FORWARD = {
+  f"mlp/{name}": (f"feed_forward.{name}_proj", f"ffn_{name}")
+  for name in ("gate", "up", "down")
+}
+_BAMBA = _FEED_FORWARD | {
   "final_norm": ("model.final_layernorm", "output_norm"),
   "mlp_norm": ("pre_ff_layernorm", "ffn_norm"),
-  "mlp/gate": ("feed_forward.gate_proj", "ffn_gate"),
-  "mlp/up": ("feed_forward.up_proj", "ffn_up"),
-  "mlp/down": ("feed_forward.down_proj", "ffn_down"),
 }
 # With post norms (Gemma), Hugging Face's post_attention_layernorm is the norm
 # of attention's output, not the one in front of the MLP.
@@ -88,38 +89,32 @@ _POST_NORMS = {
   "mlp_norm": ("pre_feedforward_layernorm", "ffn_norm"),
   "mlp_post_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
 }
-_MIXTRAL = {
-  "mlp/router": ("block_sparse_moe.gate", "ffn_gate_inp"),
-  "mlp/gate": ("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
-  "mlp/up": ("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),
-  "mlp/down": ("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
-}
-_QWEN3_MOE = {
-  "mlp/router": ("mlp.gate", "ffn_gate_inp"),
-  "mlp/gate": ("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
-  "mlp/up": ("mlp.experts.{}.up_proj", "ffn_up_exps"),
-  "mlp/down": ("mlp.experts.{}.down_proj", "ffn_down_exps"),
-}
-# Files stack its experts, and hold gates and ups as one (stored_names.py).
-_GPT_OSS = {
-  "mlp/router": ("mlp.router", "ffn_gate_inp"),
-  "mlp/gate": ("mlp.experts.gate_proj", "ffn_gate_exps"),
-  "mlp/up": ("mlp.experts.up_proj", "ffn_up_exps"),
-  "mlp/down": ("mlp.experts.down_proj", "ffn_down_exps"),
-}
-# The same of Llama 4, whose dense layers have other names.
-_LLAMA4 = {
-  "mlp/router": ("feed_forward.router", "ffn_gate_inp"),
-  "mlp/gate": ("feed_forward.experts.gate_proj", "ffn_gate_exps"),
-  "mlp/up": ("feed_forward.experts.up_proj", "ffn_up_exps"),
-  "mlp/down": ("feed_forward.experts.down_proj", "ffn_down_exps"),
-  **{
-    f"shared/{name}": (f"feed_forward.shared_expert.{name}_proj", f"ffn_{name}")
-    for name in ("gate", "up", "down")
-  },
-}
-_DENSE = {
-  f"mlp/{name}": (f"feed_forward.{name}_proj", f"ffn_{name}")
+
+
+def _mixture(
+  router: str,
+  expert: str,
+  matrices: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+) -> dict[str, tuple[str, str]]:
+  """Returns the names of a router and of the matrices of experts."""
+  return {"mlp/router": (router, "ffn_gate_inp")} | {
+    f"mlp/{ours}": (f"{expert}.{theirs}", f"ffn_{ours}_exps")
+    for ours, theirs in zip(("gate", "up", "down"), matrices, strict=True)
+  }
+
+
+_MIXTRAL = _mixture(
+  "block_sparse_moe.gate", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")
+)
+_QWEN3_MOE = _mixture("mlp.gate", "mlp.experts.{}")
+# Files stack the experts of these, and hold gates and ups as one
+# (stored_names.py).
+_GPT_OSS = _mixture("mlp.router", "mlp.experts")
+_LLAMA4 = _mixture("feed_forward.router", "feed_forward.experts") | {
+  f"shared/{name}": (
+    f"feed_forward.shared_expert.{name}_proj",
+    f"ffn_{name}_shexp",
+  )
   for name in ("gate", "up", "down")
 }
 # Parameters whose names in files have no '.weight' or '.bias'.
@@ -205,7 +200,7 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     if config.encoder_layers:  # no GGUF file of these is read
       hugging_face, gguf = _t5_name(name, config), path
     elif layer := re.match(r"layer_(\d+)/", name):
-      dense = _DENSE if int(layer[1]) in config.dense_layers else {}
+      dense = _FEED_FORWARD if int(layer[1]) in config.dense_layers else {}
       hugging_face, gguf = (in_layer | dense)[name[layer.end() :]]
       hugging_face = f"model.layers.{layer[1]}.{hugging_face}"
       gguf = f"blk.{layer[1]}.{gguf}"
