@@ -348,8 +348,11 @@ class TransformerConfig:
 
   def _check_mixture(self) -> None:
     dense, count = self.dense_layers, self.num_layers
-    if sorted({*dense} & {*range(count)}) != list(dense) or (
-      bool(dense) != bool(self.dense_width) or self.dense_width < 0
+    in_order = sorted({*dense}) == list(dense)
+    if (
+      not (in_order and all(layer in range(count) for layer in dense))
+      or bool(dense) != bool(self.dense_width)
+      or self.dense_width < 0
     ):
       raise ValueError(
         f"dense_layers = {dense} of width {self.dense_width}; give ascending "
