@@ -4,9 +4,9 @@ file a process with eight virtual devices.
 Every drafter that a rule is right for, on one mesh each: the whole matrix is
 slow. What is not has every kind of drafter, every rule and every kind of draft
 head, each mesh several times, and drafts laid out like the target and on fewer
-chips. A batch has greedy and sampled rows, but for the rule that is greedy; their
-texts and their rounds are one device's. Of a draft head weights and cache lie
-whole on every chip, but for the rows of a batch.
+chips. A batch has greedy and sampled rows, but for the rule that is greedy;
+their texts and their rounds are one device's. Of a draft head weights and cache
+lie whole on every chip, but for the rows of a batch.
 """
 
 import dataclasses
