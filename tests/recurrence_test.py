@@ -13,7 +13,8 @@ from specdec import cache as kv
 from specdec.models import params as model_params
 from specdec.models import recurrence, transformer
 from specdec.models.attention import view
-from specdec.models.config import Recurrence, TransformerConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.parts import Recurrence
 from specdec.roofline import shapes as shapes_of
 from specdec.testing import check_drafter
 from specdec.types import Params, Skip

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from specdec.models.config import GATED_DELTA, GEMMA, MAMBA2, OLMO2
+from specdec.models.config import GEMMA, OLMO2
+from specdec.models.parts import GATED_DELTA, MAMBA2
 
 # Field of TransformerConfig -> key of config.json.
 KEYS = {

@@ -19,11 +19,8 @@ from specdec.checkpoints.architectures import (
   Architecture,
 )
 from specdec.checkpoints.hf_values import BOOLEANS, FULL, SLIDING, typed
-from specdec.models.config import (
-  Recurrence,
-  TransformerConfig,
-  check_limits,
-)
+from specdec.models.config import TransformerConfig, check_limits
+from specdec.models.parts import Recurrence
 from specdec.utils.spelling import join_names, naming
 
 

@@ -4,12 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.checkpoints.hf_values import FULL, LINEAR, typed
-from specdec.models.config import (
-  GATED_DELTA,
-  MAMBA2,
-  Recurrence,
-  TransformerConfig,
-)
+from specdec.models.config import TransformerConfig
+from specdec.models.parts import GATED_DELTA, MAMBA2, Recurrence
 
 # Field of Recurrence -> key of config.json, by kind.
 KEYS = {

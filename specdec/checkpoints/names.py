@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from specdec.models import params
-from specdec.models.config import GATED_DELTA, MAMBA2, TransformerConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.parts import GATED_DELTA, MAMBA2
 from specdec.utils.spelling import join_names
 
 

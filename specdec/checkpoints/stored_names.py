@@ -8,7 +8,8 @@ import numpy as np
 
 from specdec.checkpoints import names
 from specdec.checkpoints.architectures import WITH_IMAGES
-from specdec.models.config import GATED_DELTA, TransformerConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.parts import GATED_DELTA
 
 # Of a model that also sees images: what it sees them with, and the beginnings
 # of the text model's names, as files before and since transformers 4.52 have

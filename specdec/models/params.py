@@ -12,7 +12,8 @@ from typing import NamedTuple
 from flax import traverse_util
 
 from specdec import sharding
-from specdec.models.config import GATED_DELTA, Recurrence, TransformerConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.parts import GATED_DELTA, Recurrence
 from specdec.models.quantization import Quantized, largest_divisor
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.utils.spelling import naming

@@ -9,14 +9,8 @@ import dataclasses
 import math
 from typing import Any
 
-from specdec.models.config import (
-  GATED_DELTA,
-  GEMMA,
-  OLMO2,
-  SIZES,
-  Recurrence,
-  TransformerConfig,
-)
+from specdec.models.config import GEMMA, OLMO2, SIZES, TransformerConfig
+from specdec.models.parts import GATED_DELTA, Recurrence
 from specdec.models.rope_scaling import RopeScaling, Yarn
 from specdec.utils.spelling import choices
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from specdec import cache as kv
 from specdec.models.attention import View
 from specdec.models.attention import view as view_of
-from specdec.models.config import Recurrence
+from specdec.models.parts import Recurrence
 from specdec.types import Array, RecurrentState
 
 LOOP = "recurrent_folds"  # name of the loop over rows in compiled programs

@@ -9,8 +9,9 @@ from flax import linen as nn
 from specdec import sharding
 from specdec.models import recurrence
 from specdec.models.attention import View
-from specdec.models.config import GATED_DELTA, TransformerConfig
+from specdec.models.config import TransformerConfig
 from specdec.models.linear import Linear, linear
+from specdec.models.parts import GATED_DELTA
 from specdec.types import PyTree, RecurrentState
 
 _KEYS, _HEADS = ("rows", None, "state_key"), ("rows", None, "state")

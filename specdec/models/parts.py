@@ -1,0 +1,90 @@
+"""Parts of a transformer that only some families have, as plain data."""
+
+import dataclasses
+
+from specdec.models.checks import check_counts
+from specdec.utils.spelling import check_choice
+
+GATED_DELTA, MAMBA2 = RECURRENCES = "gated_delta", "mamba2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+  """Layers that keep a state in the place of keys and values."""
+
+  kind: str  # of RECURRENCES: arXiv:2412.06464 (Qwen3-Next), arXiv:2405.21060
+  layers: tuple[int, ...]  # which; the others have attention
+  num_heads: int  # of values, each with a state [key_dim, value_dim]
+  num_key_heads: int  # of keys and queries; divides num_heads
+  key_dim: int
+  value_dim: int
+  kernel: int = 4  # tokens that the causal convolution sees
+  conv_bias: bool = False
+  # Most tokens of a call, and by which a drafter may go back. The cache has
+  # slots for twice as many, and some more. It changes no output.
+  num_nodes: int = 64
+
+  def __post_init__(self):
+    check_choice("recurrence.kind", self.kind, RECURRENCES)
+    check_counts(
+      self,
+      *("num_heads", "num_key_heads", "key_dim", "value_dim"),
+      *("kernel", "num_nodes"),
+    )
+    if self.num_heads % self.num_key_heads:
+      raise ValueError(
+        f"num_heads = {self.num_heads} of the recurrence is not a multiple of "
+        f"num_key_heads = {self.num_key_heads}"
+      )
+    if not self.layers or sorted(set(self.layers)) != list(self.layers):
+      raise ValueError(
+        f"layers = {self.layers} of the recurrence; give ascending indices"
+      )
+
+  @property
+  def channels(self) -> int:
+    """Channels of the convolution: queries, keys and values."""
+    keys = self.num_key_heads * self.key_dim
+    return 2 * keys + self.num_heads * self.value_dim
+
+  def num_parameters(self, width: int) -> int:
+    """Weights of one layer, without norms in front of it."""
+    inner = self.num_heads * self.value_dim
+    small = 2 if self.kind == GATED_DELTA else 1  # rows a head, b and a
+    rows = self.channels + inner + small * self.num_heads
+    own = (2 if self.kind == GATED_DELTA else 3) * self.num_heads
+    own += self.channels * (self.kernel + self.conv_bias)
+    own += self.value_dim if self.kind == GATED_DELTA else inner  # the norm
+    return width * (rows + inner) + own
+
+  @property
+  def state_size(self) -> int:
+    """Values of the state of a row in one layer, float32."""
+    return self.num_heads * self.key_dim * self.value_dim
+
+  def row_bytes(self, dtype: str) -> tuple[int, int]:
+    """Returns bytes that one layer keeps for a row: of all heads, their states
+    and slots, and of all key heads, slots.
+
+    Args:
+      dtype: of activations.
+    """
+    size = 4 if dtype == "float32" else 2
+    inputs = size * (self.num_slots + self.kernel - 1)
+    values = 4 * self.num_slots * (self.value_dim + 1)
+    values += inputs * self.value_dim
+    keys = (4 * self.num_slots + 2 * inputs) * self.key_dim
+    return (
+      4 * self.state_size + self.num_heads * values,
+      self.num_key_heads * keys,
+    )
+
+  @property
+  def folded_at_once(self) -> int:
+    """Positions that enter the state together."""
+    return max(1, self.num_nodes // 4)
+
+  @property
+  def num_slots(self) -> int:
+    """Positions that are kept until they enter the state."""
+    return 2 * self.num_nodes + self.folded_at_once
