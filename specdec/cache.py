@@ -35,12 +35,16 @@ def num_slots(positions: int) -> int:
 
 
 def init(
-  batch: int, slots: int, num_layers: int, num_heads: int, head_dim: int, dtype
+  batch: int,
+  slots: int,
+  num_layers: int,
+  num_heads: int,
+  dims: tuple[int, int],
+  dtype,
 ) -> KVCache:
-  """An empty cache: per layer k and v of [B, heads, S, head_dim]."""
-  shape = (batch, num_heads, slots, head_dim)
+  """An empty cache: per layer k and v of [B, heads, S, dim], dims of each."""
   layers = tuple(
-    (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    tuple(jnp.zeros((batch, num_heads, slots, dim), dtype) for dim in dims)
     for _ in range(num_layers)
   )
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))

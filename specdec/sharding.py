@@ -85,6 +85,16 @@ class Rules:
     return self.mlp
 
   @property
+  def query_key(self) -> tuple[str, ...]:
+    """Of latent attention's maps to the keys of query heads."""
+    return self.query
+
+  @property
+  def value(self) -> tuple[str, ...]:
+    """Of its maps to their values, and the columns of what projects them."""
+    return self.query
+
+  @property
   def state_head(self) -> tuple[str, ...]:
     """Of recurrent heads that have one value each."""
     return self.state

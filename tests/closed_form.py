@@ -45,6 +45,8 @@ def pass_bytes(
   if not config.tied:
     weights += config.width  # one row, if all tokens are equal
   position = 2 * config.num_kv_heads * config.head_dim  # of one layer
+  if own := config.latent:
+    position = own.rank + own.rotary_dims
   kv = _seen(config, context) + config.num_layers * tokens
   return size * (weights + batch * position * kv)
 
@@ -53,5 +55,8 @@ def pass_flops(
   config: TransformerConfig, batch: int, tokens: int, context: int
 ) -> int:
   """Returns the FLOPs of a pass's products and of attention to the context."""
-  attention = 2 * config.num_heads * config.head_dim * _seen(config, context)
+  of_head = 2 * config.head_dim  # scores, and sums of values
+  if own := config.latent:
+    of_head = 2 * own.rank + own.rotary_dims
+  attention = config.num_heads * of_head * _seen(config, context)
   return 2 * batch * tokens * (_active(config) + attention)

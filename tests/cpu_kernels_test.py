@@ -613,6 +613,24 @@ def test_one_trace_reads_the_blocks_of_any_length():
     np.testing.assert_allclose(y, expected, atol=5e-6)
 
 
+@pytest.mark.parametrize("slots", [40, 5 * attention.BLOCK])
+def test_a_value_may_be_a_part_of_its_key(slots):
+  """As if the whole key were kept beside it, in one block and in several."""
+  length = jnp.array([9, 30] if slots == 40 else [700, 2100], jnp.int32)
+  view = attention.view(length, None, 0, 3, 600)
+  query, value_query = random(0, (2, 3, 4, 8)), random(1, (2, 3, 4, 12))
+  keys, values = random(2, (2, 1, slots, 8)), random(3, (2, 1, slots, 12))
+  y = attention.attend(
+    query, keys, values, view, scale=1 / 8, value_query=value_query
+  )
+  query = jnp.concatenate([query, value_query], axis=-1)
+  keys = jnp.concatenate([keys, values], axis=-1)
+  values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, 8)))
+  expected = dense(query, keys, values, view, None)
+  expected = expected.reshape(2, 3, 4, 20)[..., :12].reshape(2, 3, -1)
+  np.testing.assert_allclose(y, expected, atol=5e-6)
+
+
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
   return subprocess.run(
     [sys.executable, "-c", code],

@@ -30,6 +30,8 @@ CASES = [
   slow("gpt_oss", "tree", (2, 4)),
   ("llama4", "tree", (4, 2)),
   slow("llama4", "early_exit", (2, 4)),
+  ("deepseek_v3", "tree", (2, 4)),
+  slow("deepseek_v3", "early_exit", (4, 2)),
   slow("bamba", "model", (4, 2)),
   slow("qwen3_next", "tree", (4, 2)),
   slow("gemma3", "published_eagle3", (2, 4)),

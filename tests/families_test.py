@@ -32,6 +32,7 @@ PASSED = {
   "olmo2": 0,
   "gpt_oss": 16,
   "llama4": 15,
+  "deepseek_v3": 16,
 }
 SLOW = pytest.mark.slow
 
@@ -54,6 +55,9 @@ def cases():
     ("llama4", "tree"),
     ("llama4", "layer_skip"),
     ("llama4", "mtp"),
+    ("deepseek_v3", "tree"),
+    ("deepseek_v3", "layer_skip"),
+    ("deepseek_v3", "mtp"),
   }
   for name in PASSED:
     for drafter in (*list(DRAFTERS)[1:], "eagle3", "mtp"):

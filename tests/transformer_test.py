@@ -20,6 +20,7 @@ from specdec.checkpoints import hf_config
 from specdec.models import layouts, linear, transformer
 from specdec.models import params as model_params
 from specdec.models.config import OLMO2, TransformerConfig
+from specdec.models.parts import GroupRouting, Latent
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 from specdec.types import Source
 
@@ -38,10 +39,17 @@ CONFIG = TransformerConfig(
 # The windows are less than any text and any path.
 WINDOWED = dataclasses.replace(CONFIG, windows=(None, 4, 2))
 RELATIVE = dataclasses.replace(CONFIG, relative_buckets=4, relative_distance=5)
+LATENT = dataclasses.replace(
+  WINDOWED,
+  num_kv_heads=1,
+  head_dim=10,
+  rotary_dims=4,
+  latent=Latent(rank=12, key_dim=6, rotary_dims=4, value_dim=5),
+)
 ALL = pytest.mark.parametrize(
   "config",
-  [CONFIG, WINDOWED, RELATIVE],
-  ids=["full", "windows", "relative"],
+  [CONFIG, WINDOWED, RELATIVE, LATENT],
+  ids=["full", "windows", "relative", "latent"],
 )
 TREE = np.array([-1, 0, 0, 0, 1, 1, 3, 4, 7, 8], np.int32)  # five deep
 SLOTS = 32
@@ -187,6 +195,12 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("llama4", {"unrotated_growth": 0.0}),
     ("llama4", {"unrotated_floor": 8}),
     ("llama4", {"experts_per_token": 1}),
+    ("deepseek_v3", {"rope_interleaved": False}),
+    ("deepseek_v3", {"rope_scaling": Yarn(4.0, 16, 0.9426)}),
+    ("deepseek_v3", {"normalize_experts": False}),
+    ("deepseek_v3", {"routing": GroupRouting(4, 2, 1.0)}),
+    ("deepseek_v3", {"routing": GroupRouting(4, 4, 2.5)}),
+    ("deepseek_v3_plain", {"routing": GroupRouting(2, 1, 2.5)}),
     ("t5", {"scale_logits": False}),
     ("t5", {"query_scalar": None}),
     ("t5", {"relative_distance": 13}),
@@ -362,6 +376,18 @@ FAMILIES = {
     "experts_per_token": 1,
     "route_inputs": True,
     "dense_layers": (1,),
+    "dense_width": 11,
+    "shared_width": 5,
+  },
+  "deepseek_v3": {
+    "num_kv_heads": 1,
+    "head_dim": 10,
+    "rotary_dims": 4,
+    "latent": Latent(12, 6, 4, 5, query_rank=7),
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "routing": GroupRouting(2, 1),
+    "dense_layers": (0,),
     "dense_width": 11,
     "shared_width": 5,
   },

@@ -18,7 +18,7 @@ from specdec.roofline.calibration import Calibration
 from specdec.roofline.chips import Chip
 from specdec.roofline.cost import BYTES, TYPICAL, Deployment
 from specdec.roofline.round_cost import TargetDraftPair, deployment_of
-from specdec.types import NO_COST, DrafterCost
+from specdec.types import DrafterCost
 from specdec.utils import calls
 from specdec.utils.calls import Call
 from specdec.utils.spelling import choices
@@ -105,8 +105,7 @@ class Scenario:
         raise ValueError("none drafts nothing; drafts of lookup cost nothing")
       if _is(call, "layer_skip"):
         _check_threshold(call)
-    config = _config(self.target, self.deployment.weights)
-    if self.draft_name is None and config is not None:
+    if self.draft_name is None:
       return self._built(self.drafter)
     costs = []
     # Their k is a matter of rounds.
@@ -115,20 +114,8 @@ class Scenario:
         shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
         cost_of = getattr(drafter_cost, call.name)
         costs.append(cost_of(shape, self.deployment.weights))
-      elif config is not None:
-        costs.append(self._built(str(call)))
-      elif _is(call, "lookup"):
-        catalog.arguments_of(call)  # checks them
-        costs.append(NO_COST)
-      elif _is(call, "early_exit"):
-        layer = catalog.arguments_of(call)["layer"]
-        bare = call._replace(args=(layer,), kwargs={})
-        costs.append(calls.invoke(bare, drafter_cost.early_exit, {}))
       else:
-        raise ValueError(
-          f"{call} needs a target that is a checkpoint; {self.target} is a "
-          "shape: take model(NAME), lookup or early_exit"
-        )
+        costs.append(self._built(str(call)))
     return functools.reduce(drafter_cost.fallback, costs)
 
   def _built(self, drafter: str) -> DrafterCost:
@@ -228,13 +215,11 @@ def _shape_of(
   return shapes.scaled(whole, share)
 
 
-def _config(name: str, weights: str) -> TransformerConfig | None:
-  """Returns a model's config; None for a shape without one."""
+def _config(name: str, weights: str) -> TransformerConfig:
+  """Returns a model's config."""
   bare, dtype = name.removeprefix(PRESET), _dtype(weights)
   if bare in presets.names():
     return presets.get(bare, dtype)
-  if name in shapes.names():
-    return None
   try:
     return checkpoints.inspect(fetch(name), dtype)
   except (OSError, ValueError) as error:

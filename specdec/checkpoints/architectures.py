@@ -91,6 +91,11 @@ class Architecture(NamedTuple):
     return self.model_type == "llama4_text"
 
   @property
+  def has_latent(self) -> bool:
+    """Whether its attention is latent, and its experts are routed by groups."""
+    return self.model_type == "deepseek_v3"
+
+  @property
   def pads(self) -> bool:
     """Whether transformers assumes a padding token beyond small vocabularies.
 
@@ -315,6 +320,41 @@ ARCHITECTURES = {
       "attn_temperature_tuning": True,
       "attn_scale": 0.1,
       "floor_scale": 8192,
+    },
+    fuses=True,
+  ),
+  "DeepseekV3ForCausalLM": Architecture(
+    "deepseek_v3",
+    lambda *_: False,
+    keys=_EXPERTS
+    | {
+      "num_experts": "n_routed_experts",
+      "normalize_experts": "norm_topk_prob",
+      "mlp_width": "moe_intermediate_size",
+      "rope_interleaved": "rope_interleave",
+    },
+    absent={
+      "n_routed_experts": 256,
+      "num_experts_per_tok": 8,
+      "norm_topk_prob": True,
+      "moe_intermediate_size": 2048,
+      "n_shared_experts": 1,
+      "first_k_dense_replace": 3,
+      "rope_interleave": True,
+      "kv_lora_rank": 512,
+      "q_lora_rank": 1536,
+      "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64,
+      "v_head_dim": 128,
+      "n_group": 8,
+      "topk_group": 4,
+      "routed_scaling_factor": 2.5,
+    },
+    only=_SILU
+    | {
+      "scoring_func": ("sigmoid",),
+      "topk_method": ("noaux_tc",),
+      "moe_layer_freq": (1,),
     },
     fuses=True,
   ),

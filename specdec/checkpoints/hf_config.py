@@ -9,7 +9,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.checkpoints import hf_llama4, hf_recurrence, hf_rope, t5_config
+from specdec.checkpoints import (
+  hf_deepseek,
+  hf_llama4,
+  hf_recurrence,
+  hf_rope,
+  t5_config,
+)
 from specdec.checkpoints.architectures import (
   ARCHITECTURES,
   KEYS,
@@ -97,6 +103,8 @@ def parse(
     if architecture.has_chunks:
       fields |= hf_llama4.parse(config, source)
       config["sliding_window"] = config["attention_chunk_size"]
+    if architecture.has_latent:
+      fields |= hf_deepseek.parse(config, source)
     windows = _windows(config, architecture, source)
     rope = hf_rope.parse(
       config, source, any(windows), fields["head_dim"], architecture
@@ -259,6 +267,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     ]
   if architecture.has_chunks:
     rendered |= hf_llama4.render(config)
+  if architecture.has_latent:
+    rendered |= hf_deepseek.render(config)
   if architecture.recurrence:
     rendered |= hf_recurrence.render(config, architecture.recurrence)
   if architecture.layer_types:

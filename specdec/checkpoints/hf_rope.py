@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from specdec.checkpoints import hf_deepseek
 from specdec.checkpoints.architectures import Architecture
 from specdec.checkpoints.hf_values import FULL, SLIDING, typed
 from specdec.models.config import TransformerConfig
@@ -69,6 +70,8 @@ def parse(
     rope = legacy or rope
     dims = _rotated(config, rope, source, head_dim, in_part)
     theta, scaling = _kind(config, rope, theta, source, is_phi)
+    if architecture.has_latent:
+      scaling = hf_deepseek.scaled(scaling, rope, source)
     fields = {"rope_theta": theta, "rope_scaling": scaling}
     return fields | ({} if dims == head_dim else {"rotary_dims": dims})
   unknown = [key for key in rope if key not in (FULL, SLIDING)]
@@ -201,7 +204,7 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   rendered: dict[str, Any] = {"rope_theta": config.rope_theta}
   if config.local_rope_theta is not None:
     rendered["rope_local_base_freq"] = config.local_rope_theta
-  if config.rotary_dims is not None:
+  if config.rotary_dims is not None and config.latent is None:
     share = config.rotary_dims / config.head_dim
     if int(config.head_dim * share) < config.rotary_dims:
       share = math.nextafter(share, 1)
@@ -213,6 +216,8 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   for theirs, ours in _FIELDS[scaling.kind].items():
     value = getattr(scaling, ours)
     rope[theirs] = list(value) if isinstance(value, tuple) else value
+  if isinstance(scaling, Yarn) and scaling.score_growth:
+    rope["mscale_all_dim"] = scaling.score_growth
   if isinstance(scaling, LongRope):
     rope[_ORIGINAL] = rendered[_ORIGINAL] = scaling.original_length
     rendered[_MAXIMUM] = scaling.max_length

@@ -14,9 +14,10 @@ _FLOATS = (
   "partial_rotary_factor",
   "swiglu_limit",
   "attn_scale",
+  "routed_scaling_factor",
 )
 BOOLEANS = ("tie_word_embeddings", "norm_topk_prob", "truncate")
-BOOLEANS += ("mamba_conv_bias", "use_qk_norm")
+BOOLEANS += ("mamba_conv_bias", "use_qk_norm", "rope_interleave")
 _LISTS = ("layer_types", "no_rope_layers", "short_factor", "long_factor")
 _LISTS += ("attn_layer_indices", "moe_layers")
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", SLIDING, FULL)
@@ -25,6 +26,7 @@ _MAY_BE_NONE = (
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   *("layer_types", "no_rope_layers", "partial_rotary_factor", "factor"),
   "pard_token",
+  "q_lora_rank",
   *("attn_layer_indices", "moe_layers"),
   *BOOLEANS,
   *_OBJECTS,

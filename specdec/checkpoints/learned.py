@@ -65,6 +65,7 @@ _NEWER += "shared_width", "shared_gate", "o_bias", "attention_sinks"
 _NEWER += "swiglu_limit", "expert_biases", "rope_interleaved", "chunked"
 _NEWER += "unrotated_growth", "unrotated_floor", "unit_qk_norm"
 _NEWER += "route_inputs", "dense_layers", "dense_width"
+_NEWER += "latent", "routing"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

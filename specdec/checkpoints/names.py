@@ -79,6 +79,7 @@ _FEED_FORWARD = {
   f"mlp/{name}": (f"feed_forward.{name}_proj", f"ffn_{name}")
   for name in ("gate", "up", "down")
 }
+_DENSE = {name: x for name, x in _IN_LAYER.items() if name.startswith("mlp/")}
 _BAMBA = _FEED_FORWARD | {
   "final_norm": ("model.final_layernorm", "output_norm"),
   "mlp_norm": ("pre_ff_layernorm", "ffn_norm"),
@@ -108,6 +109,20 @@ _MIXTRAL = _mixture(
   "block_sparse_moe.gate", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")
 )
 _QWEN3_MOE = _mixture("mlp.gate", "mlp.experts.{}")
+_DEEPSEEK = _QWEN3_MOE | {
+  f"shared/{name}": (f"mlp.shared_experts.{name}_proj", f"ffn_{name}_shexp")
+  for name in ("gate", "up", "down")
+}
+# Of latent attention. Files hold the maps to keys and to values as one
+# (stored_names.py).
+_LATENT = {
+  "attention/q_down": ("self_attn.q_a_proj", "attn_q_a"),
+  "attention/q_norm": ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+  "attention/kv_down": ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+  "attention/kv_norm": ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+  "attention/k_up": ("self_attn.k_b_proj", "attn_k_b"),
+  "attention/v_up": ("self_attn.v_b_proj", "attn_v_b"),
+}
 # Files stack the experts of these, and hold gates and ups as one
 # (stored_names.py).
 _GPT_OSS = _mixture("mlp.router", "mlp.experts")
@@ -119,7 +134,10 @@ _LLAMA4 = _mixture("feed_forward.router", "feed_forward.experts") | {
   for name in ("gate", "up", "down")
 }
 # Parameters whose names in files have no '.weight' or '.bias'.
-_WHOLE = {"attention/sink_logits": ("self_attn.sinks", "attn_sinks")}
+_WHOLE = {
+  "attention/sink_logits": ("self_attn.sinks", "attn_sinks"),
+  "mlp/choice_bias": ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+}
 
 # Of T5: below the model, a layer of a stack, and its sublayers, which are
 # numbered; the MLP is the last of them.
@@ -179,10 +197,16 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     outside |= {"final_norm": _BAMBA["final_norm"]}
   if config.post_norms:
     in_layer |= _POST_NORMS
+  if config.latent:
+    in_layer |= _LATENT
+    if config.latent.query_rank:
+      in_layer["attention/q"] = ("self_attn.q_b_proj", "attn_q_b")
   if config.expert_biases:
     in_layer |= _GPT_OSS
   elif config.route_inputs:
     in_layer |= _LLAMA4
+  elif config.routing:
+    in_layer |= _DEEPSEEK
   elif config.num_experts:
     in_layer |= _QWEN3_MOE if config.qk_norm else _MIXTRAL
   permuted = {"q/weight": config.num_heads, "k/weight": config.num_kv_heads}
@@ -201,8 +225,10 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     if config.encoder_layers:  # no GGUF file of these is read
       hugging_face, gguf = _t5_name(name, config), path
     elif layer := re.match(r"layer_(\d+)/", name):
-      dense = _FEED_FORWARD if int(layer[1]) in config.dense_layers else {}
-      hugging_face, gguf = (in_layer | dense)[name[layer.end() :]]
+      rows = in_layer
+      if int(layer[1]) in config.dense_layers:
+        rows = rows | (_FEED_FORWARD if config.route_inputs else _DENSE)
+      hugging_face, gguf = rows[name[layer.end() :]]
       hugging_face = f"model.layers.{layer[1]}.{hugging_face}"
       gguf = f"blk.{layer[1]}.{gguf}"
     else:

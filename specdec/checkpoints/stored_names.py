@@ -96,6 +96,9 @@ def _wholes(
       room = whole.partition(".")[0]
       yield f"{whole}.weight", 1, [f"{room}.{part}.weight" for part in parts]
   if not config.is_recurrent(layer):
+    if config.latent:
+      parts = [f"self_attn.{name}_b_proj.weight" for name in "kv"]
+      yield "self_attn.kv_b_proj.weight", config.num_heads, parts
     if config.attention_gate:
       parts = ["self_attn.q_proj.weight", "self_attn.gate_proj.weight"]
       yield parts[0], config.num_heads, parts

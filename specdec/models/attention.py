@@ -171,6 +171,7 @@ def attend(
   scale: float,
   cap: float | None = None,
   sink_logits: jax.Array | None = None,
+  value_query: jax.Array | None = None,
   on_mesh: bool = False,
 ) -> jax.Array:
   """Computes grouped-query attention over the slots of a cache in use.
@@ -183,17 +184,21 @@ def attend(
 
   Args:
     query: [B, T, heads, D].
-    keys, values: [B, KV heads, S, D].
+    keys: [B, KV heads, S, D].
+    values: [B, KV heads, S, E].
     scale: multiplies the scores.
     cap: bounds the scores to cap * tanh(score / cap).
     sink_logits: [heads], each another term of its head's softmax, without a
       value.
+    value_query: [B, T, heads, E], whose products with the values are added to
+      the scores: a value is part of its key.
     on_mesh: the arrays are divided over devices.
 
   Returns:
-    [B, T, heads * D].
+    [B, T, heads * E].
   """
-  if view.mask is None and not on_mesh and cpu_kernels.attends(query, keys):
+  by_kernel = view.mask is None and not on_mesh and value_query is None
+  if by_kernel and cpu_kernels.attends(query, keys):
     ancestors = view.ancestors
     if ancestors is None:
       ancestors = np.tri(view.depth.shape[1], dtype=bool)[None]
@@ -220,22 +225,35 @@ def attend(
       ),
     )
   else:
-    y = _by_xla(query, keys, values, view, scale, cap, sink_logits)
+    y = _by_xla(query, keys, values, view, scale, cap, sink_logits, value_query)
   return y.reshape(*query.shape[:2], -1).astype(query.dtype)
 
 
-def _by_xla(query, keys, values, view, scale, cap, sink_logits) -> jax.Array:
-  """Returns [B, T, heads, D] in float32; arguments as of `attend`."""
-  batch, num_tokens, num_heads, dim = query.shape
-  num_kv_heads, num_slots = keys.shape[1:3]
-  # Groups the queries of each KV head: [B, KV heads, groups * T, D].
-  query = query.reshape(batch, num_tokens, num_kv_heads, -1, dim)
-  query = query.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, dim)
+def _by_xla(
+  query, keys, values, view, scale, cap, sink_logits, value_query=None
+) -> jax.Array:
+  """Returns [B, T, heads, E] in float32; arguments as of `attend`."""
+  batch, num_tokens, num_heads, _ = query.shape
+  num_kv_heads, num_slots, dim = values.shape[1:]
 
-  def scores(keys, mask, slots):
-    x = jnp.einsum(
+  def grouped(query):
+    """Returns the queries of each KV head: [B, KV heads, groups * T, D]."""
+    query = query.reshape(batch, num_tokens, num_kv_heads, -1, query.shape[-1])
+    query = query.transpose(0, 2, 3, 1, 4)
+    return query.reshape(batch, num_kv_heads, -1, query.shape[-1])
+
+  query = grouped(query)
+  value_query = None if value_query is None else grouped(value_query)
+
+  def products(keys, query):
+    return jnp.einsum(
       "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
     ).swapaxes(2, 3)
+
+  def scores(keys, values, mask, slots):
+    x = products(keys, query)
+    if value_query is not None:
+      x += products(values, value_query)
     x = softcap(scale * x, cap).reshape(
       batch, num_kv_heads, -1, num_tokens, keys.shape[2]
     )
@@ -260,7 +278,7 @@ def _by_xla(query, keys, values, view, scale, cap, sink_logits) -> jax.Array:
   if mask is None and num_slots <= BLOCK:
     mask = view.mask_of(slots)
   if mask is not None:
-    x = scores(keys, mask, slots)
+    x = scores(keys, values, mask, slots)
     if sink is not None:
       x = jnp.concatenate([x, jnp.broadcast_to(sink, (*x.shape[:3], 1))], -1)
     weights = jax.nn.softmax(x, axis=-1)[..., :num_slots]
@@ -276,16 +294,18 @@ def _by_xla(query, keys, values, view, scale, cap, sink_logits) -> jax.Array:
       start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
       slots = start + jnp.arange(BLOCK)
       mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
-      part = jax.lax.dynamic_slice_in_dim(keys, start, BLOCK, axis=2)
-      x = scores(part, mask, slots)
+      of_keys, of_values = (
+        jax.lax.dynamic_slice_in_dim(y, start, BLOCK, axis=2)
+        for y in (keys, values)
+      )
+      x = scores(of_keys, of_values, mask, slots)
       new = jnp.maximum(top, x.max(-1, keepdims=True))
       shift = jnp.where(new == -jnp.inf, 0, new)
       x, decay = jnp.exp(x - shift), jnp.exp(top - shift)
-      part = jax.lax.dynamic_slice_in_dim(values, start, BLOCK, axis=2)
       total = total * decay + x.sum(-1, keepdims=True)
-      return new, total, y * decay + weighted(x, part)
+      return new, total, y * decay + weighted(x, of_values)
 
-    zeros = jnp.zeros(query.shape, jnp.float32)
+    zeros = jnp.zeros((*query.shape[:-1], dim), jnp.float32)
     start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
     if sink is not None:
       start = start[0].at[:].set(sink), start[1] + 1, zeros

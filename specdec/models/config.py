@@ -3,10 +3,10 @@
 import dataclasses
 
 from specdec.models.checks import check_counts, check_positive
-from specdec.models.parts import Recurrence
+from specdec.models.parts import GroupRouting, Latent, Recurrence
 from specdec.models.rope_scaling import LongRope, Scaling, Yarn
 from specdec.models.weight_formats import WeightFormat
-from specdec.utils.spelling import check_choice
+from specdec.utils.spelling import check_choice, join_names
 
 ACTIVATIONS = "silu", "gelu_tanh", "relu", "quick_gelu"
 DTYPES = "float32", "bfloat16"
@@ -115,6 +115,7 @@ class TransformerConfig:
   experts_per_token: int = 0
   expert_biases: bool = False  # of their matrices and the router's (GPT-OSS)
   normalize_experts: bool = True  # a token's routing weights sum to one
+  routing: GroupRouting | None = None  # None: softmax over all experts
   # Sigmoids of the chosen scores multiply experts' inputs (Llama 4), instead of
   # their softmax the outputs.
   route_inputs: bool = False
@@ -135,6 +136,9 @@ class TransformerConfig:
   mask_token: int | None = None
   start_token: int = 0  # with which an encoder-decoder's output begins
   recurrence: Recurrence | None = None  # of layers without attention
+  # Of all layers with attention, with num_kv_heads = 1; None: keys and values
+  # of num_kv_heads heads.
+  latent: Latent | None = None
   # Of all matrices, or of those with these paths; None: dtype.
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
@@ -174,6 +178,8 @@ class TransformerConfig:
       self._check_rotary()
     if self.recurrence is not None:
       self._check_recurrence()
+    if self.latent is not None:
+      self._check_latent()
     if self.windows and len(self.windows) != self.num_layers:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
@@ -279,6 +285,44 @@ class TransformerConfig:
     if self.route_inputs and (not self.num_experts or self.expert_biases):
       raise ValueError("route_inputs is of experts without biases")
 
+    if (routing := self.routing) is None:
+      return
+    if (
+      self.route_inputs
+      or self.expert_biases
+      or (not self.num_experts or self.num_experts % routing.groups)
+    ):
+      raise ValueError(
+        f"routing by {routing.groups} groups is of experts that they divide, "
+        f"without route_inputs and expert_biases; num_experts = "
+        f"{self.num_experts}"
+      )
+    in_groups = self.num_experts // routing.groups
+    least, most = 2, routing.groups_per_token * in_groups
+    if in_groups < least or self.experts_per_token > most:
+      raise ValueError(
+        f"experts_per_token = {self.experts_per_token} of "
+        f"{routing.groups_per_token} groups of {in_groups}; a group has at "
+        f"least {least}, and there must be as many in the chosen ones"
+      )
+
+  def _check_latent(self) -> None:
+    own = self.latent
+    dims = own.key_dim + own.rotary_dims, own.rotary_dims
+    if (self.head_dim, self.rotary_dims) != dims or self.num_kv_heads != 1:
+      raise ValueError(
+        f"head_dim = {self.head_dim}, rotary_dims = {self.rotary_dims} and "
+        f"num_kv_heads = {self.num_kv_heads}; with latent attention they are "
+        f"{dims[0]}, {dims[1]} and 1"
+      )
+    names = "qkv_bias", "o_bias", "qk_norm", "unit_qk_norm", "attention_gate"
+    names += "attention_sinks", "fused", "encoder_layers", "relative_buckets"
+    given = [name for name in names if getattr(self, name)]
+    if given or self.attention_softcap:
+      raise ValueError(
+        f"latent attention has no {join_names(given or ['softcap'])}"
+      )
+
   def _check_recurrence(self) -> None:
     r = self.recurrence
     if r.layers[-1] >= self.num_layers:
@@ -331,6 +375,8 @@ class TransformerConfig:
 
   def format_of(self, path: str) -> WeightFormat:
     """Returns how the parameter of that path is held."""
+    if path.endswith("/choice_bias"):  # whose rounding would choose others
+      return WeightFormat("float32")
     held = WeightFormat(self.dtype)
     if self.weights is None or not path.endswith("/weight"):
       return held
@@ -343,6 +389,8 @@ class TransformerConfig:
     """Number of weights; a tied embedding counts once."""
     heads = self.num_heads + self.num_kv_heads
     attention = self.width * self.head_dim * 2 * heads  # q, k, v and o
+    if self.latent:
+      attention = self.latent.num_parameters(self.width, self.num_heads)
     extra = 0  # biases, norms and gates
     if self.attention_gate:
       extra += self.width * self.num_heads * self.head_dim
@@ -357,6 +405,8 @@ class TransformerConfig:
     mlp = matrices * self.width * inner
     mlp += self.width * self.shared_gate
     mlp += self.num_experts * self.width  # the router
+    if self.routing:
+      mlp += self.num_experts  # biases of the choice
     if self.expert_biases:
       mlp += self.num_experts * (2 * self.mlp_width + self.width + 1)
     layer += mlp
@@ -379,6 +429,13 @@ class TransformerConfig:
     recurrent = self.recurrence.layers if self.recurrence else ()
     return self.num_layers - len(recurrent)
 
+  @property
+  def kv_dims(self) -> tuple[int, int]:
+    """Values of a key and of a value in the cache, of one head."""
+    if own := self.latent:
+      return own.rotary_dims, own.rank
+    return self.head_dim, self.head_dim
+
   def is_recurrent(self, layer: int) -> bool:
     """Whether a layer has a state in the place of attention."""
     return self.recurrence is not None and layer in self.recurrence.layers
@@ -399,4 +456,4 @@ class TransformerConfig:
     """
     size = 4 if self.dtype == "float32" else 2
     heads = self.num_attention_layers * self.num_kv_heads
-    return 2 * heads * self.head_dim * size
+    return heads * sum(self.kv_dims) * size

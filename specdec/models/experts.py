@@ -1,7 +1,8 @@
 """Mixture-of-experts MLP with top-k routing and no token dropping.
 
 Routes as Mixtral does (arXiv:2401.04088): softmax over all experts, then the k
-most probable, weighted by their probabilities. Invariant: a token's output does
+most probable, weighted by their probabilities; or as GroupRouting says.
+Invariant: a token's output does
 not depend on its neighbours, so speculation stays lossless.
 """
 
@@ -15,6 +16,7 @@ from flax import linen as nn
 from specdec import sharding
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import project
+from specdec.models.parts import GroupRouting
 
 ACTIVATIONS = {
   "silu": jax.nn.silu,
@@ -38,14 +40,16 @@ def gated(config: TransformerConfig, gate: jax.Array, up: jax.Array):
 normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
 
-def weight(module: nn.Module, shape: tuple[int, ...], dtype) -> jax.Array:
-  """Returns the parameter `weight` of a module, [out, in] or packed."""
+def weight(
+  module: nn.Module, shape: tuple[int, ...], dtype, name: str = "weight"
+) -> jax.Array:
+  """Returns the parameter `name` of a module, [out, in] or packed."""
 
   def init():
     return normal(module.make_rng("params"), shape, jnp.dtype(dtype))
 
   # module.param would reject the shape of a packed weight.
-  return module.variable("params", "weight", init).value
+  return module.variable("params", name, init).value
 
 
 class Weight(nn.Module):
@@ -71,6 +75,29 @@ class Affine(nn.Module):
       shape = self.shape[:-1]
       bias = self.param("bias", nn.initializers.zeros, shape, dtype)
     return weight(self, self.shape, dtype), bias
+
+
+def route(
+  scores: jax.Array, bias: jax.Array, routing: GroupRouting, count: int
+) -> tuple[jax.Array, jax.Array]:
+  """Chooses `count` experts a token by groups.
+
+  Args:
+    scores: [B, T, E] float32, before the sigmoid.
+    bias: [E], added for the choice alone.
+
+  Returns:
+    Their sigmoids and numbers, [B, T, count] each.
+  """
+  affinities = jax.nn.sigmoid(scores)
+  grouped = affinities + bias[None, None]
+  grouped = grouped.reshape(*scores.shape[:-1], routing.groups, -1)
+  of_groups = jax.lax.top_k(grouped, 2)[0].sum(-1)  # [B, T, groups]
+  _, groups = jax.lax.top_k(of_groups, routing.groups_per_token)
+  is_open = jax.nn.one_hot(groups, routing.groups, dtype=bool).any(-2)
+  ranked = jnp.where(is_open[..., None], grouped, -jnp.inf)
+  _, chosen = jax.lax.top_k(ranked.reshape(scores.shape), count)
+  return jnp.take_along_axis(affinities, chosen, axis=-1), chosen
 
 
 class Experts(nn.Module):
@@ -103,7 +130,11 @@ class Experts(nn.Module):
     if router_bias is not None:
       scores += router_bias[None, None]
     scores = scores.astype(jnp.float32)
-    if c.route_inputs:
+    if c.routing:
+      zeros, shape = nn.initializers.zeros, (c.num_experts,)
+      bias = self.param("choice_bias", zeros, shape, jnp.float32)
+      gates, chosen = route(scores, bias, c.routing, c.experts_per_token)
+    elif c.route_inputs:
       gates, chosen = jax.lax.top_k(scores, c.experts_per_token)  # [B, T, k]
       gates = jax.nn.sigmoid(gates)
     else:
@@ -111,6 +142,8 @@ class Experts(nn.Module):
       gates, chosen = jax.lax.top_k(probs, c.experts_per_token)
     if c.normalize_experts and not c.route_inputs:
       gates /= jnp.sum(gates, -1, keepdims=True)
+    if c.routing:
+      gates *= c.routing.scale
     one_hot = jax.nn.one_hot(chosen, c.num_experts, dtype=bool)
     # [B, T, E], mostly zero.
     weights = jnp.sum(jnp.where(one_hot, gates[..., None], 0), axis=-2)

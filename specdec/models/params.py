@@ -51,6 +51,21 @@ def layer_axes(
     axes["attention_norm/scale"] = ("width",)
   if recurrent:
     axes |= _recurrent_axes(config.recurrence)
+  elif own := config.latent:
+    axes |= {
+      "attention/q/weight": (
+        "query",
+        "query_low" if own.query_rank else "width",
+      ),
+      "attention/kv_down/weight": ("cached", "width"),
+      "attention/kv_norm/scale": ("latent",),
+      "attention/k_up/kernel": ("query_key", "latent"),
+      "attention/v_up/kernel": ("value", "latent"),
+      "attention/o/weight": ("width", "value"),
+    }
+    if own.query_rank:
+      axes["attention/q_down/weight"] = ("query_low", "width")
+      axes["attention/q_norm/scale"] = ("query_low",)
   else:
     for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
       axes[f"attention/{name}/weight"] = (axis, "width")
@@ -79,6 +94,8 @@ def layer_axes(
   if config.num_experts and not dense:
     stack, inner = ("experts",), "expert_mlp"
     axes["mlp/router/weight"] = ("routes", "width")
+    if config.routing:
+      axes["mlp/choice_bias"] = ("routes",)
   if config.gated:
     axes["mlp/gate/weight"] = (*stack, inner, "width")
   axes["mlp/up/weight"] = (*stack, inner, "width")
@@ -160,6 +177,14 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "dense": config.dense_width,
     "one": 1,
   }
+  if own := config.latent:
+    sizes |= {
+      "query_low": own.query_rank or 0,
+      "cached": own.cached,
+      "latent": own.rank,
+      "query_key": config.num_heads * own.key_dim,
+      "value": config.num_heads * own.value_dim,
+    }
   if r := config.recurrence:
     sizes |= {
       "state_key": r.num_key_heads * r.key_dim,

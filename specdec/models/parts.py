@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specdec.models.checks import check_counts
+from specdec.models.checks import check_counts, check_positive
 from specdec.utils.spelling import check_choice
 
 GATED_DELTA, MAMBA2 = RECURRENCES = "gated_delta", "mamba2"
@@ -88,3 +88,61 @@ class Recurrence:
   def num_slots(self) -> int:
     """Positions that are kept until they enter the state."""
     return 2 * self.num_nodes + self.folded_at_once
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+  """Multi-head latent attention (MLA, arXiv:2405.04434, section 2.1).
+
+  A position keeps one vector, of which every head's key and value are linear
+  maps, and one rotated key that all heads share.
+  """
+
+  rank: int  # of the vector
+  key_dim: int  # of a head's query and key, without the rotated part
+  rotary_dims: int  # of the rotated part
+  value_dim: int
+  query_rank: int | None = None  # through which queries pass; None: a full map
+
+  def __post_init__(self):
+    check_counts(self, "rank", "key_dim", "rotary_dims", "value_dim")
+    if self.query_rank is not None:
+      check_counts(self, "query_rank")
+
+  @property
+  def cached(self) -> int:
+    """Values that a layer keeps of a position."""
+    return self.rank + self.rotary_dims
+
+  def num_parameters(self, width: int, num_heads: int) -> int:
+    """Weights of one layer's attention, its norms included."""
+    queries = num_heads * (self.key_dim + self.rotary_dims)
+    if self.query_rank is None:
+      query = width * queries
+    else:
+      query = (width + queries + 1) * self.query_rank
+    down = width * self.cached + self.rank
+    up = self.rank * num_heads * (self.key_dim + self.value_dim)
+    return query + down + up + num_heads * self.value_dim * width
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRouting:
+  """Routing of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2).
+
+  A token scores every expert by a sigmoid. Of the groups whose two best scores
+  sum to the most, the experts of the best scores are chosen; a bias of each
+  expert is added for the choice alone, and balanced their load in training.
+  """
+
+  groups: int  # of as many experts each
+  groups_per_token: int
+  scale: float = 1.0  # multiplies the weights of a token's experts
+
+  def __post_init__(self):
+    check_counts(self, "groups", "groups_per_token")
+    check_positive(self, "scale")
+    if self.groups_per_token > self.groups:
+      raise ValueError(
+        f"groups_per_token = {self.groups_per_token} of {self.groups} groups"
+      )

@@ -10,7 +10,12 @@ import math
 from typing import Any
 
 from specdec.models.config import GEMMA, OLMO2, SIZES, TransformerConfig
-from specdec.models.parts import GATED_DELTA, Recurrence
+from specdec.models.parts import (
+  GATED_DELTA,
+  GroupRouting,
+  Latent,
+  Recurrence,
+)
 from specdec.models.rope_scaling import RopeScaling, Yarn
 from specdec.utils.spelling import choices
 
@@ -99,6 +104,21 @@ _MAVERICK = _LLAMA4 | {
   "dense_layers": tuple(range(0, 48, 2)),
   "dense_width": 16_384,
 }
+# Without its MTP layer, which is a drafter.
+_DEEPSEEK_V3 = {
+  "vocab_size": 129_280,
+  "norm_epsilon": 1e-6,
+  "rope_scaling": Yarn(40.0, 4096, 1.0, score_growth=1.0),
+  "rope_interleaved": True,
+  "rotary_dims": 64,
+  "latent": Latent(512, 128, 64, 128, query_rank=1536),
+  "num_experts": 256,
+  "experts_per_token": 8,
+  "routing": GroupRouting(8, 4, 2.5),
+  "dense_layers": (0, 1, 2),
+  "dense_width": 18_432,
+  "shared_width": 2048,
+}
 _GEMMA = GEMMA | _TIED | {"norm_epsilon": 1e-6, "query_scalar": 256}
 _GEMMA2 = _GEMMA | {
   "vocab_size": 256_000,
@@ -156,7 +176,7 @@ def _t5(layers: int, width: int, mlp_width: int, heads: int):
   return _config(options, layers, width, mlp_width, heads, heads, 64)
 
 
-# Without LaMDA and DeepSeek: MLA is not implemented.
+# Without LaMDA.
 _PRESETS = {
   "llama2-7b": _config(_LLAMA2, 32, 4096, 11008, 32, 32, 128),
   "llama2-13b": _config(_LLAMA2, 40, 5120, 13824, 40, 40, 128),
@@ -185,6 +205,7 @@ _PRESETS = {
   "qwen3-next-80b-a3b": _config(_QWEN3_NEXT, 48, 2048, 512, 16, 2, 256),
   "llama4-scout": _config(_SCOUT, 48, 5120, 8192, 40, 8, 128),
   "llama4-maverick": _config(_MAVERICK, 48, 5120, 8192, 40, 8, 128),
+  "deepseek-v3": _config(_DEEPSEEK_V3, 61, 7168, 2048, 128, 1, 192),
   "gpt-oss-20b": _config(
     _GPT_OSS | {"num_experts": 32}, 24, 2880, 2880, 64, 8, 64
   ),

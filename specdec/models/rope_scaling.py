@@ -1,6 +1,7 @@
 """How rotary frequencies are scaled beyond the context of pre-training."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from specdec.models.checks import check_counts, check_positive
@@ -54,6 +55,7 @@ class Yarn:
   beta_fast: float = 32.0
   beta_slow: float = 1.0
   truncate: bool = True  # the passage is between whole pairs of dimensions
+  score_growth: float = 0.0  # a of `score_factor` (DeepSeek)
   kind: ClassVar[str] = "yarn"
 
   def __post_init__(self):
@@ -63,6 +65,11 @@ class Yarn:
       raise ValueError(
         f"beta_slow = {self.beta_slow} must be < beta_fast = {self.beta_fast}"
       )
+
+  @property
+  def score_factor(self) -> float:
+    """Multiplies scores of attention: (1 + a / 10 log(factor))^2."""
+    return (1 + 0.1 * self.score_growth * math.log(max(self.factor, 1))) ** 2
 
 
 @dataclasses.dataclass(frozen=True)

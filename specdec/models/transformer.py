@@ -32,6 +32,7 @@ from specdec.models.experts import (
   normal,
   weight,
 )
+from specdec.models.latent import LatentAttention
 from specdec.models.layouts import look_up, project, unpack
 from specdec.models.linear import Linear, RMSNorm, linear, unit_rms
 from specdec.models.recurrent_layer import Recurrent
@@ -267,7 +268,8 @@ class Layer(nn.Module):
       if self.recurrent:
         y, layer = Recurrent(c, self.place, name="recurrent")(y, layer, view)
       else:
-        attention = Attention(c, self.place, name="attention")
+        kind = LatentAttention if c.latent else Attention
+        attention = kind(c, self.place, name="attention")
         y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
       x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
@@ -454,7 +456,7 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
       slots,
       config.num_attention_layers,
       config.num_kv_heads,
-      config.head_dim,
+      config.kv_dims,
       dtype,
     )
     with_attention = iter(

@@ -1,8 +1,4 @@
-"""Counts a decoder's weights, cached values and multiply-adds, layer by layer.
-
-Covers every TransformerConfig, and a published model which that config cannot
-express: DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
-"""
+"""Counts weights, cached values and multiply-adds of decoders by layer."""
 
 import collections
 import dataclasses
@@ -88,7 +84,9 @@ def of_config(
   for path, x in sizes.items():
     if path.startswith("layer_"):
       dense[int(path.partition("/")[0].removeprefix("layer_"))] += x
-  kv, score = 2 * c.num_kv_heads * c.head_dim, 2 * c.num_heads * c.head_dim
+  kv, score = c.num_kv_heads * sum(c.kv_dims), c.num_heads * sum(c.kv_dims)
+  if c.latent:  # of which a value is part of its key
+    score += c.num_heads * c.latent.rank
   experts = [
     0 if i in c.dense_layers else c.num_experts for i in range(c.num_layers)
   ]
@@ -156,34 +154,9 @@ def _without(
   return kept
 
 
-def _deepseek_v3():
-  width, heads = 7168, 128
-  attention = width * 1536 + 1536 * heads * 192  # queries, by a low rank
-  attention += width * 576 + 512 * heads * 256  # KV latent, down and up
-  attention += heads * 128 * width
-  dense = Layer(
-    weights=attention + 3 * width * 18_432,
-    kv=576,
-    kv_heads=1,  # every chip needs the whole latent
-    score=heads * (576 + 512),  # up-projections absorbed into Q and output
-  )
-  expert = 3 * width * 2048
-  sparse = dense._replace(
-    weights=attention + expert + 256 * width,  # one shared expert, the router
-    expert=expert,
-    num_experts=256,
-    per_token=8,
-  )
-  layers = (dense,) * 3 + (sparse,) * 58
-  return Shape("deepseek-v3", layers, width, 129_280, heads, False)
-
-
-_OTHERS = {"deepseek-v3": _deepseek_v3()}
-
-
 def names() -> list[str]:
   """Returns the names that `get` accepts."""
-  return [*presets.names(), *_OTHERS]
+  return presets.names()
 
 
 def get(name: str) -> Shape:
@@ -192,8 +165,6 @@ def get(name: str) -> Shape:
   Raises:
     ValueError: no preset has this name.
   """
-  if name in _OTHERS:
-    return _OTHERS[name]
   if name not in presets.names():
     raise ValueError(f"no model {name!r}; {choices(name, names())}")
   return of_config(presets.get(name, "bfloat16"), name)

@@ -103,7 +103,7 @@ def model(vocab_size: int) -> Model:
   is the one stream that it has to read, 1."""
 
   def init_cache(batch: int, slots: int) -> KVCache:
-    return kv.init(batch, slots, 1, 1, 1, jnp.float32)
+    return kv.init(batch, slots, 1, 1, (1, 1), jnp.float32)
 
   def apply(
     params,

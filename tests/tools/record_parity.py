@@ -51,6 +51,22 @@ GEMMA = {
   "tie_word_embeddings": True,
   "pad_token_id": None,
 }
+DEEPSEEK = {
+  "num_hidden_layers": 3,
+  "q_lora_rank": 20,
+  "kv_lora_rank": 24,
+  "qk_nope_head_dim": 12,
+  "qk_rope_head_dim": 8,
+  "v_head_dim": 16,
+  "first_k_dense_replace": 1,
+  "moe_intermediate_size": 16,
+  "n_routed_experts": 8,
+  "num_experts_per_tok": 3,
+  "n_group": 4,
+  "topk_group": 2,
+  "num_nextn_predict_layers": 0,
+  "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.5},
+}
 # Its scores are not divided by sqrt(d_kv).
 T5 = {
   "d_model": 32,
@@ -342,6 +358,24 @@ VARIANTS = {
       "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
   ),
+  # Layer 0 is dense; two of four groups of experts are open to a token.
+  "deepseek_v3": ("deepseek_v3", DEEPSEEK),
+  # Queries of full rank, no dense layers, halves that turn.
+  "deepseek_v3_plain": (
+    "deepseek_v3",
+    DEEPSEEK
+    | {
+      "num_hidden_layers": 2,
+      "q_lora_rank": None,
+      "first_k_dense_replace": 0,
+      "rope_interleave": False,
+      "norm_topk_prob": False,
+      "n_shared_experts": 2,
+      "n_group": 1,
+      "topk_group": 1,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
   # Gated delta rule in layers 0 and 2; three value heads share a key head. With
   # smaller heads transformers itself differs by 1e-4 between a pass over the
   # text and one a token: an output near 0 is normed.
@@ -484,6 +518,9 @@ def record(name: str, folder: Path) -> str:
         weight += 0.3 * torch.randn_like(weight)
       elif with_encoder:
         weight[:] = 0.2 * torch.randn_like(weight)
+    for name_of, bias in model.named_buffers():
+      if name_of.endswith("e_score_correction_bias"):
+        bias += 0.3 * torch.randn_like(bias)
     if quantized:
       of_method = {"fp8": in_float8, "mxfp4": in_mxfp4}
       convert = of_method[quantized["quant_method"]]

@@ -302,7 +302,7 @@ def cache_constructor(
       slots,
       head_config.num_layers,
       config.num_kv_heads,
-      config.head_dim,
+      config.kv_dims,
       jnp.dtype(target.dtype),
     )
     if place is None:
