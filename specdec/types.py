@@ -348,6 +348,9 @@ class StepCost(NamedTuple):
   windows: tuple[tuple[int, float, float], ...] = ()
   logits: int = 0  # float32 logits per projected token, on every chip
   split_logits: int = 0  # and those of which every chip has its part
+  # Of mixtures of experts: (bytes of one, its FLOPs per token, how many there
+  # are, how many a token chooses), a layer each.
+  experts: tuple[tuple[float, float, int, int], ...] = ()
   layers: int = 1  # sequential layers, for overhead per layer
   # All-reduces among the chips that share the target, beyond those of draws:
   # (how many in a pass, bytes of each per row and token).

@@ -57,11 +57,6 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-  return tmp_path_factory.mktemp("drafters")
-
-
 def convert(target, source, output, *flags):
   programs.run(
     "convert",
@@ -72,12 +67,20 @@ def convert(target, source, output, *flags):
   )
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
+def write(name, place, target):
+  """Writes a drafter, and the same into a folder in another format."""
   head_config, layout = HEADS[name]
-  path, kind = place / f"{name}.safetensors", head_config.kind
+  path = place / f"{name}.safetensors"
   programs.save_drafter(target, path, head_config)
   convert(target, path, place / name, f"--layout={layout}")
+  return path
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_trained_drafter_goes_there_and_back(name, tmp_path, target, capsys):
+  head_config, layout = HEADS[name]
+  place, kind = tmp_path, head_config.kind
+  path = write(name, place, target)
   *_, what, use = capsys.readouterr().out.splitlines()
   assert f"{name}: {kind} for " in what
   _, _, command = use.partition("python scripts/generate.py ")
@@ -103,7 +106,7 @@ def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
   assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
 
 
-def test_copies_of_the_targets_tables_are_left_out(place, target, tmp_path):
+def test_copies_of_the_targets_tables_are_left_out(target, tmp_path):
   """DeepSpec's files hold both; what differs in one number stays its own."""
   head_config, _ = HEADS["dspark"]
   own = dataclasses.replace(head_config, embed="own", head="own")
@@ -146,35 +149,33 @@ def test_copies_are_left_out_where_the_target_is_packed(tmp_path):
   assert not {"embed_table", "head"} & {*decoder.params.draft["net"]}
 
 
-def test_what_is_written_names_the_target(place, target):
-  config = json.loads((place / "eagle3" / "config.json").read_text())
+def test_what_is_written_names_the_target(tmp_path, target):
+  write("eagle3", tmp_path, target)
+  config = json.loads((tmp_path / "eagle3" / "config.json").read_text())
   verifier = config["speculators_config"]["verifier"]
   assert verifier == {
     "name_or_path": str(target),
     "architectures": ["LlamaForCausalLM"],
   }
   assert config["dtype"] == "float32"
-  arrays = load_file(place / "eagle3" / "model.safetensors")
+  arrays = load_file(tmp_path / "eagle3" / "model.safetensors")
   assert arrays["layers.0.self_attn.q_proj.weight"].shape == (16, 32)
 
 
-def test_a_drafter_of_another_tokenizer_is_refused(place, target, tmp_path):
+def test_a_drafter_of_another_tokenizer_is_refused(target, tmp_path):
+  write("eagle", tmp_path, target)
   letters = [" ", *map(chr, range(ord("a"), ord("z") + 1))]
   other = programs.write_model(tmp_path / "other", letters=letters)
   for name in ("tokenizer.json", "tokenizer_config.json"):
     if (other / name).is_file():
-      (place / "eagle" / name).write_bytes((other / name).read_bytes())
-  try:
-    with pytest.raises(SystemExit, match="different vocabularies"):
-      programs.run(
-        "generate",
-        f"--target={target}",
-        f"--drafter=eagle({place / 'eagle'})",
-        "--prompt=a",
-      )
-  finally:
-    for path in place.glob("eagle/tokenizer*"):
-      path.unlink()
+      (tmp_path / "eagle" / name).write_bytes((other / name).read_bytes())
+  with pytest.raises(SystemExit, match="different vocabularies"):
+    programs.run(
+      "generate",
+      f"--target={target}",
+      f"--drafter=eagle({tmp_path / 'eagle'})",
+      "--prompt=a",
+    )
 
 
 @pytest.mark.parametrize(

@@ -578,16 +578,6 @@ def test_names_in_a_config_that_are_of_another_type(value, tmp_path):
   assert formats.inspect(folder, TARGET).kind == "eagle"
 
 
-def test_mtp_layers_of_unknown_blocks_are_named(tmp_path):
-  manifest = MANIFESTS["DeepSeek MTP"]
-  for key, what in (
-    ("self_attn.kv_a_proj_with_mqa.weight", "MLA"),
-    ("mlp.experts.0.gate_proj.weight", "mixture of experts"),
-  ):
-    more = {DEEPSEEK + key: np.zeros(2, np.float32)}
-    assert what in changed(tmp_path, manifest, more)
-
-
 def test_pickled_tensors_are_read_as_torch_saved_them():
   """Views, strides and types; see tools/record_drafters.py."""
   tensors = pickled.read(FOLDER / "pickled" / "mixed.pt")

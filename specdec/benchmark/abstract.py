@@ -112,7 +112,8 @@ def loops(
     deployment = deployments.target_deployment(setup, target, chip)
     tokens = rows * drafter.drafter.spec.max_nodes
     mixture = next(x for x in deployment.shape.layers if x.num_experts)
-    touched = deployment.experts_touched(mixture, tokens)
+    chosen = mixture.num_experts, mixture.per_token
+    touched = deployment.experts_touched(*chosen, tokens)
     counts[experts.LOOP] = touched / ways("experts")
   return counts
 

@@ -1,7 +1,10 @@
 """Configuration of a transformer decoder, with an encoder or without."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from specdec.models import rope_scaling
 from specdec.models.checks import check_counts, check_positive
 from specdec.models.parts import GroupRouting, Latent, Recurrence
 from specdec.models.rope_scaling import LongRope, Scaling, Yarn
@@ -436,6 +439,19 @@ class TransformerConfig:
       return own.rotary_dims, own.rank
     return self.head_dim, self.head_dim
 
+  @property
+  def kv_size(self) -> int:
+    """Values in the cache of a position, of a layer with attention."""
+    return self.num_kv_heads * sum(self.kv_dims)
+
+  @property
+  def score_size(self) -> int:
+    """Multiply-adds of its attention for a token and a cached position."""
+    size = self.num_heads * sum(self.kv_dims)
+    if self.latent:  # a value is part of its key
+      size += self.num_heads * self.latent.rank
+    return size
+
   def is_recurrent(self, layer: int) -> bool:
     """Whether a layer has a state in the place of attention."""
     return self.recurrence is not None and layer in self.recurrence.layers
@@ -455,5 +471,31 @@ class TransformerConfig:
     Cross-attention keeps as many for each position of the source.
     """
     size = 4 if self.dtype == "float32" else 2
-    heads = self.num_attention_layers * self.num_kv_heads
-    return heads * sum(self.kv_dims) * size
+    return self.num_attention_layers * self.kv_size * size
+
+
+_NESTED = {
+  "rope_scaling": rope_scaling.from_fields,
+  "recurrence": lambda x: Recurrence(**{**x, "layers": tuple(x["layers"])}),
+  "latent": lambda x: Latent(**x),
+  "routing": lambda x: GroupRouting(**x),
+}
+
+
+def from_fields(fields: Mapping[str, Any]) -> TransformerConfig:
+  """Returns the config of which dataclasses.asdict made these fields, or JSON,
+  with lists in the place of tuples.
+
+  Raises:
+    TypeError: a field is unknown.
+    ValueError: a value is out of range.
+  """
+
+  def value(name: str, x: Any) -> Any:
+    if isinstance(x, Mapping) and name in _NESTED:
+      return _NESTED[name](x)
+    return tuple(x) if isinstance(x, list) else x
+
+  return TransformerConfig(
+    **{name: value(name, x) for name, x in fields.items()}
+  )

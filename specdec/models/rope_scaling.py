@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from specdec.models.checks import check_counts, check_positive
 from specdec.utils.spelling import check_choice
@@ -107,3 +108,13 @@ class LongRope:
 
 
 Scaling = RopeScaling | Yarn | LongRope
+
+
+def from_fields(fields: Mapping[str, Any]) -> Scaling:
+  """Returns the scaling of which dataclasses.asdict made these fields."""
+  if "beta_fast" in fields:
+    return Yarn(**fields)
+  if "short_factors" in fields:
+    lists = "short_factors", "long_factors"
+    return LongRope(**{**fields, **{x: tuple(fields[x]) for x in lists}})
+  return RopeScaling(**fields)

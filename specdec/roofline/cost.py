@@ -231,10 +231,10 @@ class Deployment:
     ]
     return self.timed(m, terms, self.end - self.start)
 
-  def experts_touched(self, layer: shapes.Layer, tokens: float) -> float:
-    """Returns how many experts of a layer some of the tokens choose."""
-    share = layer.per_token / layer.num_experts
-    return layer.num_experts * (1 - (1 - share) ** (tokens**self.correlation))
+  def experts_touched(self, count: int, per_token: int, tokens: float) -> float:
+    """Returns how many of `count` experts some of the tokens choose."""
+    share = per_token / count
+    return count * (1 - (1 - share) ** (tokens**self.correlation))
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
@@ -243,7 +243,8 @@ class Deployment:
     for layer, count in self.shape.counted(self.start, self.end):
       dense += count * layer.weights
       if layer.num_experts:
-        touched += count * self.experts_touched(layer, m) * layer.expert
+        chosen = self.experts_touched(layer.num_experts, layer.per_token, m)
+        touched += count * chosen * layer.expert
         routed += count * layer.per_token * layer.expert
     terms = [("weights", dense, dense)]
     if routed:

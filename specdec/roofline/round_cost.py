@@ -234,7 +234,12 @@ def step_cost(
   exchanges = [(count, m * size) for count, size in step.all_reduces]
   if step.split_logits and draws:
     exchanges.append((DRAW * draws, 4 * n / draws))
+  touched = computed = 0.0
+  for size, flops, count, per_token in step.experts:
+    touched += size * target.experts_touched(count, per_token, m)
+    computed += m * per_token * flops
   terms = [
+    Term("experts", touched, computed),
     Term("weights", step.bytes, m * step.flops + n * step.projected_flops),
     Term("projection", split, n * split_flops),
     Term("KV read", read, attention),

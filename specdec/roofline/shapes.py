@@ -84,9 +84,7 @@ def of_config(
   for path, x in sizes.items():
     if path.startswith("layer_"):
       dense[int(path.partition("/")[0].removeprefix("layer_"))] += x
-  kv, score = c.num_kv_heads * sum(c.kv_dims), c.num_heads * sum(c.kv_dims)
-  if c.latent:  # of which a value is part of its key
-    score += c.num_heads * c.latent.rank
+  kv, score = c.kv_size, c.score_size
   experts = [
     0 if i in c.dense_layers else c.num_experts for i in range(c.num_layers)
   ]

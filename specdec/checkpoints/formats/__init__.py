@@ -124,6 +124,7 @@ def load(folder: Path, target: TransformerConfig) -> Drafter:
   files = open_folder(folder)
   stored = _parse(files, target_of(target))
   _check_target(stored, target, files.source)
+  files = stored.files or files
   head_config = stored.head_config
   ids = _read_ids(files, head_config.vocabulary, target.vocab_size)
   shapes = _shapes(head_config, target, ids)

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.checkpoints import huggingface
+from specdec.checkpoints import compressed, float8, huggingface
 from specdec.checkpoints.formats import pickled
-from specdec.utils.spelling import join_names
+from specdec.utils.spelling import join_names, naming
 
 # As drafters are published; a folder has one of them, or an index of shards.
 _SAFETENSORS = huggingface.SINGLE, "medusa_lm_head.safetensors"
@@ -39,7 +39,8 @@ def open_folder(folder: Path) -> Files:
     paths = huggingface.shards(folder)
   paths = [path for path in paths if path.is_file()]
   if paths:
-    return Files(source, config, *_safetensors(paths))
+    with naming(source):
+      return Files(source, config, *_safetensors(paths, config))
   for name in _PICKLED:
     if (folder / name).is_file():
       return Files(source, config, *_pickle(folder / name))
@@ -49,17 +50,31 @@ def open_folder(folder: Path) -> Files:
   )
 
 
-def _safetensors(paths: list[Path]):
-  """Returns shapes and reader of the tensors in all files."""
-  stored = {}
+def _safetensors(paths: list[Path], config: Mapping[str, Any]):
+  """Returns shapes and reader of the tensors in all files; of matrices in
+  float8 it returns float32."""
+  stored, path_of = {}, {}
   for path in paths:
     file = huggingface.open_safetensors(path, "numpy")
     stored |= {name: file for name in file.keys()}  # noqa: SIM118
+    path_of |= {name: path for name in file.keys()}  # noqa: SIM118
   shapes = {
     name: tuple(file.get_slice(name).get_shape())
     for name, file in stored.items()
   }
-  return shapes, lambda name: stored[name].get_tensor(name)
+  scales = {}  # of matrices in float8
+  if float8.applies(scheme := config.get(compressed.KEY)):
+    float8.check(scheme, "config.json")
+    shapes, scales = float8.logical(shapes)
+
+  def read(name: str) -> np.ndarray:
+    if name not in scales:
+      return stored[name].get_tensor(name)
+    values = float8.Mapped(path_of[name]).tensor(name)
+    scale = stored[scales[name]].get_tensor(scales[name])
+    return float8.dequantize(values, scale, (slice(None),) * 2)
+
+  return shapes, read
 
 
 def _pickle(path: Path):

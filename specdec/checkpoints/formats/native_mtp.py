@@ -1,12 +1,13 @@
 """MTP layers inside a model's own checkpoint, which transformers leaves out.
 
 DeepSeek-V3 and GLM-4.5 keep them behind the model's layers, Qwen3-Next below
-`mtp.`, MiMo below `model.mtp_layers.`; blocks must be ordinary decoder layers.
+`mtp.`, MiMo below `model.mtp_layers.`. A block is a decoder layer of the model:
+with attention where others have a state, a mixture where first ones are dense.
 """
 
 from typing import NamedTuple
 
-from specdec.checkpoints import hf_config
+from specdec.checkpoints import compressed, hf_config
 from specdec.checkpoints.formats import tables
 from specdec.checkpoints.formats.files import Files
 from specdec.checkpoints.formats.stored import Stored, Target
@@ -58,9 +59,12 @@ _FAMILIES = {
   ),
 }
 
-_REFUSED = {  # part of a tensor's name -> what it belongs to
-  "self_attn.kv_a_proj": "latent attention (MLA)",
-  "mlp.experts.": "a mixture of experts",
+# Of a model of this layer alone.
+_ONE_LAYER = {
+  "num_hidden_layers": 1,
+  "layer_types": None,
+  "full_attention_interval": 1,
+  "first_k_dense_replace": 0,
 }
 
 
@@ -84,21 +88,19 @@ def parse(files: Files, target: Target | None) -> Stored:
   del target
   name, prefix = _family(files)
   family, source = _FAMILIES[name], files.source
-  inside = [x for x in files.shapes if x.startswith(prefix)]
-  for part, what in _REFUSED.items():
-    if any(part in x for x in inside):
-      raise ValueError(
-        f"its MTP layer has {what}; those of ordinary decoder layers load"
-      )
-  layer = {"num_hidden_layers": 1, "layer_types": None}
-  parsed = hf_config.parse(files.config | layer, source, "float32")
+  config = files.config | _ONE_LAYER
+  config.pop(compressed.KEY, None)
+  parsed = hf_config.parse(config, source, "float32")
   outside = {path: prefix + x for path, x in family.outside.items()}
   own = {
     key: "own" if outside.get(path) in files.shapes else "shared"
     for key, path in tables.OWN.items()
   }
-  fields = tables.decoder_fields(parsed) | own | family.options
+  fields = tables.mtp_fields(parsed) | own | family.options
   head_config = HeadConfig(kind="mtp", layout="published", levels=1, **fields)
   block = f"{prefix}layers.0." if name == "qwen" else prefix
   table = tables.mtp(head_config, block, outside)
-  return Stored(NAME, head_config, table, parsed.vocab_size, prefix=prefix)
+  alone = tables.taken_apart(files, head_config.layers, block)
+  return Stored(
+    NAME, head_config, table, parsed.vocab_size, prefix=prefix, files=alone
+  )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from specdec.checkpoints.formats.files import Files
 from specdec.drafters.heads.head_config import HeadConfig
 
 _REQUIRED = object()
@@ -32,6 +33,7 @@ class Stored(NamedTuple):
     target_width: of that target; None: as the drafter's.
     prefix: with which the names of the drafter's tensors begin.
     ignored: regular expression of tensors that may be there and are not read.
+    files: in the place of those that were opened: with the names of `table`.
   """
 
   format: str
@@ -42,6 +44,7 @@ class Stored(NamedTuple):
   target_width: int | None = None
   prefix: str = ""
   ignored: str | None = None
+  files: Files | None = None
 
 
 def typed(

@@ -5,11 +5,15 @@ orientation, [out, in], under names of its own, so one table a kind serves all.
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from specdec.checkpoints import names
-from specdec.drafters.heads.head_config import HeadConfig
+import numpy as np
+
+from specdec.checkpoints import names, stored_names
+from specdec.checkpoints.formats.files import Files
+from specdec.drafters.heads.head_config import OF_LAYERS, HeadConfig
 from specdec.models.config import TransformerConfig
 
 # What may be a drafter's own or the target's, by option of HeadConfig.
@@ -37,6 +41,61 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
   return 2, num_layers // 2, num_layers - 3
 
 
+def stack_name(tensor: names.Tensor) -> str:
+  """Returns the name of a tensor, of experts that of their stack."""
+  first, *rest = tensor.hugging_face
+  return first.replace("experts.0.", "experts.") if rest else first
+
+
+def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
+  """Returns files as if every tensor of one decoder layer stood alone.
+
+  Matrices that hold several are cut (stored_names.fused), and experts become
+  one stack, of the name of `stack_name`.
+
+  Args:
+    config: of a model of this layer alone.
+    prefix: of the layer's names in the files.
+
+  Raises:
+    ValueError: a matrix of several has other rows.
+  """
+  shapes, readers = dict(files.shapes), {}
+
+  def name_in_file(name: str) -> str:
+    return prefix + name.removeprefix("model.layers.0.")
+
+  def cut(whole: str, rows: np.ndarray) -> np.ndarray:
+    return files.read(whole)[rows]
+
+  def stack(each: Sequence[str]) -> np.ndarray:
+    return np.stack([files.read(x) for x in each])
+
+  for name, parts in stored_names.fused(config).items():
+    whole, total = name_in_file(name), sum(len(part.rows) for part in parts)
+    rows, *rest = shapes.pop(whole, (0,))
+    if rows != total:
+      raise ValueError(f"{whole} has {rows} rows; the config requires {total}")
+    for tensor, places in parts:
+      part = name_in_file(tensor.hugging_face[0])
+      shapes[part] = len(places), *rest
+      readers[part] = functools.partial(cut, whole, places)
+  for tensor in names.tensors(config):
+    each = [name_in_file(x) for x in tensor.hugging_face]
+    sizes = {shapes.get(x) for x in each}
+    if len(each) > 1 and len(sizes) == 1 and None not in sizes:
+      for x in each:
+        del shapes[x]
+      name = name_in_file(stack_name(tensor))
+      shapes[name] = len(each), *sizes.pop()
+      readers[name] = functools.partial(stack, each)
+
+  def read(name: str) -> np.ndarray:
+    return readers[name]() if name in readers else files.read(name)
+
+  return files._replace(shapes=shapes, read=read)
+
+
 def layers(head_config: HeadConfig, prefix: str) -> dict[str, str]:
   """Returns path below the decoder layers -> tensor name.
 
@@ -48,8 +107,7 @@ def layers(head_config: HeadConfig, prefix: str) -> dict[str, str]:
     layer = re.match(r"layer_(\d+)/", tensor.path)
     if layer is None:
       continue
-    [name] = tensor.hugging_face
-    name = name.removeprefix(f"model.layers.{layer[1]}.")
+    name = stack_name(tensor).removeprefix(f"model.layers.{layer[1]}.")
     table[tensor.path] = prefix.format(layer[1]) + name
   return table
 
@@ -127,11 +185,7 @@ def medusa(head_config: HeadConfig) -> dict[str, str]:
 
 
 # Fields that HeadConfig and the config of a decoder share.
-_SHARED = (
-  *("width", "mlp_width", "num_heads", "num_kv_heads", "head_dim"),
-  *("norm_epsilon", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm"),
-  *("norm_offset", "num_layers"),
-)
+_SHARED = *OF_LAYERS, "num_layers"
 
 
 def decoder_fields(config: TransformerConfig) -> dict:
@@ -140,6 +194,26 @@ def decoder_fields(config: TransformerConfig) -> dict:
   Raises:
     ValueError: the decoder has options that a head's layers do not have.
   """
+  fields, differing = _of_decoder(config)
+  if differing:
+    raise ValueError(
+      f"its layers have {', '.join(differing)}; those of draft heads do not"
+    )
+  return fields
+
+
+def mtp_fields(config: TransformerConfig) -> dict:
+  """Returns those fields of an MTP layer, which may be any decoder layer."""
+  fields, differing = _of_decoder(config)
+  if differing:
+    fields["layer"] = dataclasses.replace(
+      config, vocab_size=1, tied=False, dtype="float32"
+    )
+  return fields
+
+
+def _of_decoder(config: TransformerConfig) -> tuple[dict, list[str]]:
+  """Returns the shared fields, and what the others differ in."""
   fields = {name: getattr(config, name) for name in _SHARED}
   free = {"kind": "mtp", "layout": "published", "num_layers": config.num_layers}
   layers = HeadConfig(**fields | free).layers
@@ -149,8 +223,4 @@ def decoder_fields(config: TransformerConfig) -> dict:
     if field.name not in ("vocab_size", "tied", "dtype", *_SHARED)
     and getattr(config, field.name) != getattr(layers, field.name)
   ]
-  if differing:
-    raise ValueError(
-      f"its layers have {', '.join(differing)}; those of draft heads do not"
-    )
-  return fields
+  return fields, differing

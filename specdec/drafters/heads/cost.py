@@ -37,21 +37,29 @@ def drafter_cost(
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
   read, embeds = _read(draft_head, target)
-  held = read - rows - own
+  layers, experts = config.layers, ()
+  expert = (2 + layers.gated) * layers.width * layers.mlp_width
+  routed = config.num_layers * layers.num_experts * expert
+  held = read - rows - own - routed
   kv = scores = 0
   size, update = block_cost.item_size(target), None
   weight_size = block_cost.weight_size(target, form)
+  if routed:
+    of_one = weight_size * expert, 2 * expert
+    chosen = layers.num_experts, layers.experts_per_token
+    experts = ((*of_one, *chosen),) * config.num_layers
   row_size = weight_size if form and copied else row_size
   all_reduces = ((1, size * target.width),) if embeds else ()
   if draft_head.has_kv_cache:
-    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    scores = 2 * config.num_layers * config.num_heads * config.head_dim
-    rerun = step_weights(draft_head, target, logits=False)
+    kv = config.num_layers * layers.kv_size
+    scores = config.num_layers * layers.score_size
+    rerun = step_weights(draft_head, target, logits=False) - routed
     update = StepCost(
       bytes=weight_size * rerun,
       flops=2 * rerun,
       position_bytes=size * kv,
       position_flops=2 * scores,
+      experts=experts,
       layers=config.num_layers,
       all_reduces=all_reduces,
     )
@@ -71,6 +79,7 @@ def drafter_cost(
       target_flops=2 * (rows - copied),
       position_bytes=size * kv,
       position_flops=2 * scores,
+      experts=experts,
       layers=max(1, config.num_layers),
       all_reduces=all_reduces,
       **block_cost.logits_of(draft_head),

@@ -5,14 +5,22 @@ file.
 """
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_kinds import HEADS, KINDS, Kind
+from specdec.models import config, rope_scaling
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import RopeScaling, Yarn
 from specdec.utils.spelling import check_choice
 
+# Fields of its layers, as in TransformerConfig.
+OF_LAYERS = (
+  *("width", "mlp_width", "num_heads", "num_kv_heads", "head_dim"),
+  *("norm_epsilon", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm"),
+  "norm_offset",
+)
 LAYOUTS = ("compact", "published")
 FEATURE_NORMS = ("none", "each", "joint")
 _MOST = 1024  # layers, or levels: what a loop is made over
@@ -64,6 +72,8 @@ class HeadConfig:
     scale_input: MLP speculator: it reads a normalized hidden state.
     qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig;
       layers of a block have norms of queries and keys without being asked.
+    layer: MTP: its decoder layer, where the fields above do not say all of it:
+      a mixture of experts, latent attention, gates; None: they do.
     block: options of a block drafter alone.
   """
 
@@ -99,12 +109,14 @@ class HeadConfig:
   qk_norm: bool = False
   rope_scaling: RopeScaling | Yarn | None = None
   block: BlockConfig | None = None
+  layer: TransformerConfig | None = None
 
   def __post_init__(self):
     if isinstance(self.rope_scaling, Mapping):  # of a file or a ConfigDict
-      kind = Yarn if "beta_fast" in self.rope_scaling else RopeScaling
-      scaling = kind(**self.rope_scaling)
+      scaling = rope_scaling.from_fields(self.rope_scaling)
       object.__setattr__(self, "rope_scaling", scaling)
+    if isinstance(self.layer, Mapping):
+      object.__setattr__(self, "layer", config.from_fields(self.layer))
     if isinstance(self.block, Mapping):
       object.__setattr__(self, "block", BlockConfig(**self.block))
     elif self.block is None and self.kind == "block":
@@ -164,7 +176,21 @@ class HeadConfig:
         f"head = {self.head!r} of {self.kind}; it must be "
         f"{' or '.join(map(repr, self._kind.heads))}"
       )
+    self._check_layer()
     self.layers  # noqa: B018  (checks the shape)
+
+  def _check_layer(self) -> None:
+    """Refuses a layer that the other fields contradict, or that cannot run."""
+    if self.layer is None:
+      return
+    for name in OF_LAYERS:
+      theirs, ours = getattr(self.layer, name), getattr(self, name)
+      if theirs != ours:
+        raise ValueError(f"{name} = {ours}, and layer.{name} = {theirs}")
+    names = "windows", "unrotated_layers", "dense_layers", "recurrence"
+    names += "encoder_layers", "relative_buckets", "weights"
+    if given := [name for name in names if getattr(self.layer, name)]:
+      raise ValueError(f"layers of a head have no {', '.join(given)}")
 
   def _check_layout(self) -> None:
     """Refuses options that the layout of this kind does not have."""
@@ -259,6 +285,8 @@ class HeadConfig:
   @property
   def layers(self) -> TransformerConfig:
     """Its decoder layers, as a decoder's config; it has no such vocabulary."""
+    if self.layer is not None:
+      return dataclasses.replace(self.layer, num_layers=max(self.num_layers, 1))
     return TransformerConfig(
       vocab_size=1,
       num_layers=max(self.num_layers, 1),
@@ -351,8 +379,9 @@ def _check_type(field: dataclasses.Field, value) -> None:
     right, words = isinstance(value, kind), f"a {kind.__name__}"
   elif kind == RopeScaling | Yarn | None:
     right, words = isinstance(value, kind), "None, a RopeScaling or a Yarn"
-  elif kind == BlockConfig | None:
-    right, words = isinstance(value, kind), "None or a BlockConfig"
+  elif kind in (BlockConfig | None, TransformerConfig | None):
+    name = typing.get_args(kind)[0].__name__
+    right, words = isinstance(value, kind), f"None or a {name}"
   else:
     right = isinstance(value, tuple) and all(map(whole, value))
     words = "integers"

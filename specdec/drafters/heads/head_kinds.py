@@ -70,7 +70,7 @@ KINDS = {
   ),
   "mtp": Kind(
     published=(
-      *("feeds_back_norm", "hidden_first", "norm_offset"),
+      *("feeds_back_norm", "hidden_first", "norm_offset", "layer"),
       *_LAYER_OPTIONS,
     ),
   ),

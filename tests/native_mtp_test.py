@@ -1,0 +1,223 @@
+"""MTP layers of a model's own: mixtures, with latent attention or gates.
+
+A recorded model is cut in two: its first layers are a target, its last one is
+its MTP layer. What that computes is what the layer does in the whole model,
+whose logits are transformers' (transformer_test.py).
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specdec import (
+  acceptance,
+  checkpoints,
+  decode,
+  draft_shape,
+  drafters,
+  sampling,
+)
+from specdec.checkpoints import formats, learned
+from specdec.drafters.heads import draft_head
+from specdec.drafters.heads.cost import drafter_cost
+from specdec.models import attention, transformer
+from specdec.roofline import chips, shapes
+from specdec.roofline.cost import Deployment
+from specdec.roofline.round_cost import round_cost
+from specdec.types import Params
+
+PARITY = Path(__file__).parent / "fixtures" / "parity"
+WEIGHTS = "model.safetensors"
+
+
+class Family(NamedTuple):
+  """A recorded model, and where files hold its MTP layer."""
+
+  name: str
+  layers: int  # of the target
+  prefix: str  # of the layer's tensors
+  outside: dict[str, str]  # fuse, embed, hidden, final -> tensors
+  config: dict  # what the target's config.json has of its own
+
+
+FAMILIES = [
+  Family(
+    "deepseek_v3",
+    2,
+    "model.layers.2.",
+    {
+      "fuse": "model.layers.2.eh_proj.weight",
+      "embed": "model.layers.2.enorm.weight",
+      "hidden": "model.layers.2.hnorm.weight",
+      "final": "model.layers.2.shared_head.norm.weight",
+    },
+    {"num_nextn_predict_layers": 1},
+  ),
+  Family(
+    "qwen3_next",
+    3,
+    "mtp.layers.0.",
+    {
+      "fuse": "mtp.fc.weight",
+      "embed": "mtp.pre_fc_norm_embedding.weight",
+      "hidden": "mtp.pre_fc_norm_hidden.weight",
+      "final": "mtp.norm.weight",
+    },
+    {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+  ),
+]
+
+
+def cut(family: Family, folder: Path) -> dict[str, np.ndarray]:
+  """Writes a target with an MTP layer; returns the new tensors."""
+  arrays = load_file(PARITY / family.name / WEIGHTS)
+  config = json.loads((PARITY / family.name / "config.json").read_text())
+  width, rng = config["hidden_size"], np.random.default_rng(0)
+  own = f"model.layers.{family.layers}."
+  arrays = {
+    name.replace(own, family.prefix) if name.startswith(own) else name: x
+    for name, x in arrays.items()
+  }
+  new = {
+    family.outside[name]: rng.normal(0, 0.3, (width,)).astype(np.float32) + 1
+    for name in ("embed", "hidden", "final")
+  }
+  fuse = rng.normal(0, 0.2, (width, 2 * width)).astype(np.float32)
+  new[family.outside["fuse"]] = fuse
+  folder.mkdir()
+  config |= {"num_hidden_layers": family.layers} | family.config
+  (folder / "config.json").write_text(json.dumps(config))
+  save_file(arrays | new, folder / WEIGHTS)
+  return new
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)
+def test_an_mtp_layer_computes_what_the_layer_does(family, tmp_path):
+  new = cut(family, tmp_path / "whole")
+  whole = checkpoints.load(PARITY / family.name)
+  target = checkpoints.load(tmp_path / "whole")
+  assert target.config.num_layers == family.layers
+  drafter = formats.load(tmp_path / "whole", target.config)
+  head_config = drafter.stored.head_config
+  assert head_config.layer is not None
+  rng = np.random.default_rng(1)
+  shape = 2, 7, target.config.width
+  hidden = jnp.asarray(rng.normal(size=shape), jnp.float32)
+  tokens = jnp.asarray(rng.integers(64, size=(2, 7)), jnp.int32)
+  head = drafters.LEARNED["mtp"](head_config, target.config, None)
+  both = draft_head.weights_of(head, drafter.net, target.params)
+  weights = draft_head.target_weights_of(Params(target.params, both))
+  view = attention.view(jnp.zeros(2, jnp.int32), None, 0, 7).masked(7)
+  stepped, _ = head.step(
+    drafter.net, weights, tokens, hidden, (), view, 0, None
+  )
+  logits = head.logits(drafter.net, weights, stepped, 0)
+
+  offset = float(target.config.norm_offset)
+
+  def normed(x, name):
+    mean = np.mean(np.square(x), -1, keepdims=True)
+    scale = offset + new[family.outside[name]]
+    return x / np.sqrt(mean + target.config.norm_epsilon) * scale
+
+  x = np.asarray(whole.params["embed"]["weight"])[np.asarray(tokens)]
+  x = np.concatenate(
+    [normed(x, "embed"), normed(np.asarray(hidden), "hidden")], axis=-1
+  )
+  x = x @ new[family.outside["fuse"]].T
+  params = whole.params | {
+    "final_norm": {"scale": jnp.asarray(new[family.outside["final"]])}
+  }
+  expected, _ = transformer.model(whole.config).apply(
+    params, tokens, None, start=family.layers, hidden=jnp.asarray(x)
+  )
+  np.testing.assert_allclose(logits, expected.logits, rtol=0, atol=2e-4)
+  assert np.std(expected.logits) > 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)
+def test_it_drafts_and_is_kept_in_a_file_of_ours(family, tmp_path):
+  cut(family, tmp_path / "whole")
+  target = checkpoints.load(tmp_path / "whole")
+  drafter = formats.load(tmp_path / "whole", target.config)
+  head_config = drafter.stored.head_config
+  path = tmp_path / "mtp.safetensors"
+  learned.save(
+    path, head_config, None, drafter.net, learned.fingerprint(target)
+  )
+  again = learned.load(path, target)
+  assert again.head_config == head_config
+
+  model = transformer.model(target.config)
+  head = drafters.LEARNED["mtp"](head_config, target.config, None)
+  tree = draft_shape.static([-1, 0, 0, 1], "deterministic")
+  both = [
+    (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),
+    (
+      drafters.from_head(head, model, draft_shape.chain(3)),
+      acceptance.coupled(),
+    ),
+    (drafters.from_head(head, model, tree), acceptance.coupled()),
+  ]
+  alone, *states = (
+    decode.generate(
+      model,
+      made,
+      rule,
+      Params(
+        target.params, draft_head.weights_of(head, again.net, target.params)
+      ),
+      np.random.default_rng(0).integers(0, 64, (8, 9), dtype=np.int32),
+      np.array([1, 4, 7, 9] * 2),
+      jax.random.key(7),
+      max_length=30,
+      sampling=sampling.settings(8, np.repeat([1.0, 0.0], 4)),
+    )
+    for made, rule in both
+  )
+  for state in states:
+    assert state.stats.accepted.sum() > 0
+    np.testing.assert_array_equal(state.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)
+def test_a_step_is_priced_by_the_experts_that_tokens_choose(family, tmp_path):
+  cut(family, tmp_path / "whole")
+  target = checkpoints.load(tmp_path / "whole")
+  head_config = formats.inspect(tmp_path / "whole", target.config)
+  layer = head_config.layer
+  head = drafters.LEARNED["mtp"](head_config, target.config, None)
+  cost = drafter_cost(head, target.config)
+  expert = 3 * layer.width * layer.mlp_width
+  assert cost.step.experts == (
+    (4 * expert, 2 * expert, layer.num_experts, layer.experts_per_token),
+  )
+  assert cost.step.position_bytes == 4 * layer.kv_size
+  held = sum(x.size for x in jax.tree.leaves(head.init(jax.random.key(0))))
+  assert cost.weight_bytes == 4 * held
+  priced = Deployment(
+    shapes.of_config(target.config), chips.get("v5e"), weights="float32"
+  )
+  one, many = (
+    round_cost(priced, cost, 2, batch, 8).only("draft").bytes
+    for batch in (1, 64)
+  )
+  touched = layer.num_experts - layer.experts_per_token
+  assert many - one >= 2 * 4 * expert * touched * 0.9
+
+
+def test_a_matrix_of_several_with_other_rows_is_refused(tmp_path):
+  cut(FAMILIES[0], tmp_path / "whole")
+  arrays = load_file(tmp_path / "whole" / WEIGHTS)
+  name = "model.layers.2.self_attn.kv_b_proj.weight"
+  arrays[name] = arrays[name][:-1].copy()
+  save_file(arrays, tmp_path / "whole" / WEIGHTS)
+  target = checkpoints.load(PARITY / "deepseek_v3").config
+  with pytest.raises(ValueError, match=r"kv_b_proj.* 111 rows; .* 112"):
+    formats.load(tmp_path / "whole", target)
