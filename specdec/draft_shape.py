@@ -329,6 +329,11 @@ def _siblings(kind, context, logits, depth, children) -> dict:
   if kind == "deterministic":
     best, _ = _top(logits, len(children))
     return {node: (best[:, i], log_probs) for i, node in enumerate(children)}
+  if len(children) > logits.shape[-1]:
+    raise ValueError(
+      f"{len(children)} children of one node, no two the same; the vocabulary "
+      f"has {logits.shape[-1]} tokens"
+    )
   noise = context.noise(depth, children[0])
   column = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, 1)
   taken = jnp.zeros(log_probs.shape, bool)

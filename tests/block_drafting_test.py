@@ -249,6 +249,39 @@ def test_a_selector_learns_the_targets_choice_among_candidates(weighting):
   assert all(np.any(x != 0) for x in jax.tree.leaves(gradient))
 
 
+def test_what_a_loss_aims_at_is_not_trained():
+  """The confidence's aim and D-PACE's weights depend on the draft's q."""
+  (_, gradient), (_, without) = (
+    losses(**options)["forward_kl"]
+    for options in ({}, {"confidence_weight": 4.0})
+  )
+  table = "successor", "second"  # reaches q alone
+  both = [functools.reduce(dict.get, table, x) for x in (gradient, without)]
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *both)
+  assert max(np.abs(x).max() for x in jax.tree.leaves(both)) > 0
+  q = jnp.asarray([0.9, 0.4, 0.7])
+  slopes = jax.grad(lambda q: block_drafting.dpace_weights(q, 0.5).sum())(q)
+  np.testing.assert_array_equal(slopes, 0.0)
+
+
+def test_evaluation_is_of_the_end_of_training():
+  """Where base_weight has fallen to 0."""
+  head, net = drafter()
+  model, params = target()
+  batch = {"tokens": TOKENS}
+  fallen, never = (
+    drafting.objective(
+      head,
+      model,
+      Loss(
+        decay=DECAY, block=BlockLoss(ANCHORS, confidence_weight=1.0, **options)
+      ),
+    )(net, params, batch)[0]
+    for options in (dict(base_weight=0.6, base_steps=8), {})
+  )
+  assert fallen == never
+
+
 def test_anchors_are_drawn_by_their_address():
   def draw(count, seed=SEED, **changes):
     return np.asarray(

@@ -150,7 +150,9 @@ def rewritten(path, file, arrays=None, **about):
   return path
 
 
-@pytest.mark.parametrize("metadata", [None, {"specdec": "{"}])
+@pytest.mark.parametrize(
+  "metadata", [None, {"specdec": "{"}, {"specdec": "[1]"}]
+)
 def test_any_other_safetensors_file_is_no_drafter(tmp_path, metadata):
   path = tmp_path / "a.safetensors"
   save_file({"x": jnp.zeros(3)}, path, metadata)
@@ -181,6 +183,9 @@ def test_a_damaged_head_config_is_refused(file, tmp_path, entries):
     saved.load(path)
 
 
+FLOATS = np.arange(11.0)
+
+
 @pytest.mark.parametrize(
   "name, array, sentence",
   [
@@ -193,6 +198,8 @@ def test_a_damaged_head_config_is_refused(file, tmp_path, entries):
     ("vocabulary", [0, 0, *range(5, 14)], "tokens below 27"),
     ("vocabulary", [3, 27, *range(5, 14)], "tokens below 27"),
     ("vocabulary", [-1, 4, *range(5, 14)], "tokens below 27"),
+    ("vocabulary", FLOATS, "is float32 of shape .11,.; it must be a"),
+    ("vocabulary", np.zeros((11, 1), int), r"of shape \(11, 1\); it must be"),
     ("fuse/weight", None, "match its head config: fuse/weight is None and sho"),
     ("fuse/weight", jnp.zeros((2, 2)), r"fuse/weight is \(2, 2\) and should"),
     ("more", jnp.zeros(3), r"more is \(3,\) and should be None"),
@@ -206,7 +213,7 @@ def test_damaged_arrays_are_refused(
     weight = saved.load(file, whom).net["fuse"]["weight"]
     array = weight.at[0, 0].set(jnp.nan)
   elif name == "vocabulary" and array is not None:
-    array = jnp.asarray(array, jnp.int32)
+    array = jnp.asarray(array, jnp.float32 if array is FLOATS else jnp.int32)
   path = rewritten(tmp_path / "a.safetensors", file, {name: array})
   with pytest.raises(ValueError, match=sentence):
     saved.load(path, whom)

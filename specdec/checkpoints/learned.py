@@ -167,6 +167,7 @@ def inspect(
     target: decides on what the formats of others leave to it.
   """
   if Path(path).is_dir():
+    _refuse_ours(Path(path))
     return formats.inspect(Path(path), target)
   return _open(path)[1]
 
@@ -211,6 +212,11 @@ def load(
   except SafetensorError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   ids = np.asarray(arrays.pop(_IDS, ()))
+  if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+    raise ValueError(
+      f"{path} is damaged: its vocabulary is {ids.dtype.name} of shape "
+      f"{ids.shape}; it must be a list of tokens"
+    )
   if len(ids) != head_config.vocabulary:
     raise ValueError(
       f"{path} holds a vocabulary of {len(ids)} tokens; its head config "
@@ -243,11 +249,18 @@ def load(
   return learned
 
 
+def _refuse_ours(folder: Path) -> None:
+  """Raises ValueError for a folder of training, which names the file in it."""
+  ours = [x for x in _OWN if (folder / x).is_file()]
+  if ours and not (folder / "config.json").is_file():
+    raise ValueError(
+      f"{folder} holds drafters of ours: name {folder / ours[0]}"
+    )
+
+
 def _load_folder(folder: Path, target: Checkpoint) -> Learned:
   """Reads a drafter in somebody else's format."""
-  own = [x for x in _OWN if (folder / x).is_file()]
-  if own and not (folder / "config.json").is_file():
-    raise ValueError(f"{folder} holds drafters of ours: name {folder / own[0]}")
+  _refuse_ours(folder)
   own = tokenizer.from_directory(folder)
   tokens = target.config.vocab_size
   with naming(str(folder)):
@@ -298,7 +311,7 @@ def _open(path):
     if "recycle" in head_config:
       head_config["feeds_back_hidden"] = head_config.pop("recycle")
     target = dict(metadata["target"])
-  except (KeyError, TypeError, ValueError):
+  except (AttributeError, KeyError, TypeError, ValueError):
     raise ValueError(
       f"{path} is not a drafter: its metadata have no head config"
     ) from None

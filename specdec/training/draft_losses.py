@@ -84,8 +84,9 @@ class Loss:
 
   def __post_init__(self):
     check_choice("divergence", self.divergence, LOSSES)
-    for name in ("token_weight", "feature_weight", "decay"):
+    for name in ("token_weight", "feature_weight"):
       check_range(self, name, 0)
+    check_range(self, "decay", 0, 1)
 
 
 def check(loss: Loss, head_config: HeadConfig) -> None:
@@ -139,6 +140,11 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
       f"loss.block.base_weight = {options.base_weight} with "
       f"head_config.block.successor = {successor!r}: the slots' own "
       "distributions have the loss already; set 0"
+    )
+  if options.base_weight == 1 and not options.base_steps:
+    raise ValueError(
+      "loss.block.base_weight = 1 with base_steps = 0: the successor would not "
+      "be trained; set a smaller weight, or steps in which it falls to 0"
     )
 
 

@@ -19,6 +19,8 @@ from specdec.training.masked import Masks
 from specdec.training.options import Options, check_range
 from specdec.utils.spelling import naming
 
+_MOST_NEW = 2**16  # tokens after a prompt; training waits for them
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
@@ -32,8 +34,9 @@ class Decoding:
   exit_layer: int | None = None  # LayerSkip: how many target layers draft
 
   def __post_init__(self):
-    for name in ("k", "prompts", "length", "new_tokens"):
+    for name in ("k", "prompts", "length"):
       check_range(self, name, 1, prefix="decoding.")
+    check_range(self, "new_tokens", 1, _MOST_NEW, prefix="decoding.")
     check_range(self, "temperature", 0, HOTTEST, prefix="decoding.")
 
 
@@ -216,10 +219,35 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
       # An optional part that is empty is left out.
       empty = name not in required and not value
       value = None if empty else _build(nested[0], value, f"{prefix}{name}.")
-    elif typing.get_origin(hints[name]) is tuple and value is not None:
+    elif typing.get_origin(hints[name]) is tuple and isinstance(value, list):
       value = tuple(value)
+    _check_kind(prefix + name, value, hints[name])
     values[name] = value
   return cls(**values)
+
+
+_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "a bool"}
+
+
+def _check_kind(name: str, value: Any, hint: Any) -> None:
+  """Raises ValueError for a value of another type than a field is of."""
+  kinds = typing.get_args(hint)
+  if not kinds or typing.get_origin(hint) is tuple:
+    kinds = (hint,)
+  kinds = [typing.get_origin(kind) or kind for kind in kinds]
+  fits = {float: (int, float)}
+  if any(type(value) in fits.get(kind, (kind,)) for kind in kinds):
+    return
+  *most, last = (_WORDS.get(kind, _word(kind)) for kind in kinds)
+  words = f"{', '.join(most)} or {last}" if most else last
+  raise ValueError(f"{name} = {value!r:.60}; it must be {words}")
+
+
+def _word(kind: type) -> str:
+  """Returns what a config has in the place of a value of this type."""
+  if kind is type(None):
+    return "None"
+  return "a mapping" if dataclasses.is_dataclass(kind) else "a list"
 
 
 def _require(setup: ModelSetup | JointSetup, *names: str) -> None:
