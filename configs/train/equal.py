@@ -10,7 +10,8 @@ are trained for 15 tokens (`short`: 7). A block sees the text through its own
 keys and values alone, so it has as many KV heads as query heads. It has 16
 slots (DFlash's, gamma 7), or 15 where they predict the next token, and runs all
 of them however few tokens it drafts; but a causal one (jetspec) is cut to
-k + 1. Passes of pard and peagle grow with the draft, too. What a kind is:
+k + 1. Passes of pard and peagle grow with the draft, too. Heads draft 1536
+tokens of the vocabulary, `draft` and `pard` all 4096. What a kind is:
 configs/train/drafter.py and draft.py, whose settings are used but for those
 below. docs/training.md has the commands of the whole comparison.
 """
