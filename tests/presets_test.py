@@ -44,6 +44,9 @@ PUBLISHED = {
   # with what sees images.
   "llama4-scout": 107_769_861_120,
   "llama4-maverick": 400_711_848_960,
+  # As transformers builds it, with the biases of its choice: 671 billion in
+  # arXiv:2412.19437.
+  "deepseek-v3": 671_026_419_200,
   # 20.91 and 116.83 billion in table 1 of the model card, arXiv:2508.10925.
   "gpt-oss-20b": 20_914_757_184,
   "gpt-oss-120b": 116_829_156_672,
@@ -109,6 +112,7 @@ def test_options_are_those_of_an_architecture():
     "qwen3": "Qwen3",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
+    "deepseek": "DeepseekV3",
     "gpt": "GptOss",
     "llama4": "Llama4",
     "smollm3": "SmolLM3",
@@ -155,6 +159,7 @@ def test_presets_import_no_model_code():
   ours = {module for module in modules if module.startswith("specdec")}
   assert ours == {
     "specdec.models.config",
+    "specdec.models.parts",
     "specdec.models.rope_scaling",
     "specdec.utils.spelling",
   }
