@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from specdec.types import (
+  Int8Slots,
   KVCache,
   Model,
   ModelOutput,
@@ -42,11 +43,19 @@ def init(
   dims: tuple[int, int],
   dtype,
 ) -> KVCache:
-  """An empty cache: per layer k and v of [B, heads, S, dim], dims of each."""
-  layers = tuple(
-    tuple(jnp.zeros((batch, num_heads, slots, dim), dtype) for dim in dims)
-    for _ in range(num_layers)
-  )
+  """An empty cache: per layer k and v of [B, heads, S, dim], dims of each.
+
+  Args:
+    dtype: of keys and values; int8: Int8Slots.
+  """
+
+  def empty(dim: int) -> jax.Array | Int8Slots:
+    values = jnp.zeros((batch, num_heads, slots, dim), dtype)
+    if values.dtype != jnp.int8:
+      return values
+    return Int8Slots(values, jnp.zeros((*values.shape[:3], 1), jnp.float32))
+
+  layers = tuple(tuple(map(empty, dims)) for _ in range(num_layers))
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
 
 
@@ -92,12 +101,26 @@ def empty(
   return cache.replace(cross=model.encode(params, source))
 
 
-def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+def rounded(x: jax.Array) -> Int8Slots:
+  """Rounds keys or values [B, heads, T, dim] to eight bits, each by a scale."""
+  x = x.astype(jnp.float32)
+  most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+  scale = jnp.where(most > 0, most / 127, 1.0)
+  return Int8Slots(jnp.round(x / scale).astype(jnp.int8), scale)
+
+
+def write(
+  buffer: jax.Array | Int8Slots, new: jax.Array, slot: jax.Array
+) -> jax.Array | Int8Slots:
   """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1.
 
   The result has the cache's one layout. On a mesh every device calls it for its
   own part (sharding.Placement.on_each): a partitioner would gather.
   """
+  if isinstance(buffer, Int8Slots):
+    return jax.tree.map(
+      lambda buffer, new: write(buffer, new, slot), buffer, rounded(new)
+    )
   new = new.astype(buffer.dtype)
   if buffer.shape[0] == 1:  # one slice update, where XLA sees one
     written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))

@@ -157,7 +157,8 @@ class Placement:
 
     Args:
       arguments, result: names of the axes of each leaf of the arguments, the
-        first of which is an array with rows, and of the result's.
+        first of which has rows, and of the result's; the leaves of a pytree may
+        share them.
       sums: names over whose devices results are added up.
     """
     over = tuple(axis for name in sums for axis in getattr(self.rules, name))
@@ -168,7 +169,8 @@ class Placement:
 
     def run(*args: PyTree) -> PyTree:
       def spec(names):
-        return self.rules.spec(self._dividing(names, args[0].shape[0]))
+        rows = jax.tree.leaves(args[0])[0].shape[0]
+        return self.rules.spec(self._dividing(names, rows))
 
       return jax.shard_map(
         on_part,

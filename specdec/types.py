@@ -60,11 +60,23 @@ class RecurrentState:
 
 
 @struct.dataclass
+class Int8Slots:
+  """Keys or values of a cache in eight bits, a scale for each that is written.
+
+  So what a slot holds depends on no other slot, and a text is the same whatever
+  was drafted on the way.
+  """
+
+  values: Array  # [B, heads, S, dim] int8
+  scale: Array  # [B, heads, S, 1] float32, times which they stand
+
+
+@struct.dataclass
 class KVCache:
   """Keys and values; slots at or past `length` are scratch, never undone."""
 
   # (k, v) a layer, [B, heads, S, dim] each; or what a recurrent layer keeps
-  layers: tuple[tuple[Array, Array] | RecurrentState, ...]
+  layers: tuple[tuple[Array | Int8Slots, ...] | RecurrentState, ...]
   length: Array  # [B] committed positions
   cross: CrossKV | None = None  # of the source; None: a decoder alone
 
@@ -73,7 +85,7 @@ class KVCache:
     """S, positions a row can hold, scratch included."""
     for layer in self.layers:
       if not isinstance(layer, RecurrentState):
-        return layer[0].shape[2]
+        return jax.tree.leaves(layer[0])[0].shape[2]
     return UNBOUNDED
 
 

@@ -43,9 +43,11 @@ DRAFTERS = {  # (target, draft) -> Drafter
 
 
 @functools.cache
-def recorded(name, weights=None):
+def recorded(name, weights=None, kv=None):
   form = None if weights is None else weight_formats.parse(weights)
   loaded = checkpoints.load(PARITY / name, weights=form)
+  config = dataclasses.replace(loaded.config, kv=kv)
+  loaded = dataclasses.replace(loaded, config=config)
   if r := loaded.config.recurrence:  # whose slots are full within our texts
     r = dataclasses.replace(r, num_nodes=8)
     config = dataclasses.replace(loaded.config, recurrence=r)
@@ -53,13 +55,13 @@ def recorded(name, weights=None):
   return loaded
 
 
-def decoded(name, drafter, where=None, weights=None):
+def decoded(name, drafter, where=None, weights=None, kv=None):
   """The state of eight prompts; the draft is the target, somewhat changed.
 
   Args:
     where: sharding.Places of a mesh.
   """
-  loaded = recorded(name, weights)
+  loaded = recorded(name, weights, kv)
   models = [
     transformer.model(loaded.config, place) for place in where or (None, None)
   ]

@@ -30,7 +30,7 @@ CASES = [
   slow("gpt_oss", "tree", (2, 4)),
   ("llama4", "tree", (4, 2)),
   slow("llama4", "early_exit", (2, 4)),
-  ("deepseek_v3", "tree", (2, 4)),
+  slow("deepseek_v3", "tree", (2, 4)),
   slow("deepseek_v3", "early_exit", (4, 2)),
   slow("bamba", "model", (4, 2)),
   slow("qwen3_next", "tree", (4, 2)),
@@ -56,6 +56,16 @@ def test_eight_devices_write_what_one_writes(name, drafter, mesh):
   assert texts(state) == texts(alone)
   np.testing.assert_array_equal(state.stats.accepted, alone.stats.accepted)
   assert alone.stats.accepted.sum() > 0
+
+
+def test_a_cache_in_eight_bits_is_divided_as_any():
+  name, drafter = "qwen3_yarn", "tree"
+  where = lying((2, 4), recorded(name).config)
+  state = decoded(name, drafter, where, kv="int8")
+  assert texts(state) == texts(decoded(name, "baseline", kv="int8"))
+  heads = recorded(name).config.num_kv_heads
+  for x in jax.tree.leaves(state.target_cache.layers):
+    assert x.sharding.shard_shape(x.shape)[:2] == (4, max(1, heads // 4))
 
 
 @pytest.mark.parametrize("name", ["olmo2", "phi3_window", "gemma3_images"])

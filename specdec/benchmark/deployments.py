@@ -67,7 +67,7 @@ def calls_name(given: Sequence[calls.Call]) -> str:
 
 
 def _target_name(setup: Setup) -> str:
-  return _placed(held_name(setup.target, setup.weights), setup)
+  return _placed(held_name(setup.target, setup.weights, setup.kv), setup)
 
 
 def _placed(name: str, setup: Setup) -> str:
@@ -110,7 +110,8 @@ def passes_of(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
   if call.name in ("model", "pard"):
     setup.make_drafter(target)  # reads the draft's checkpoint
     arguments = catalog.arguments_of(call)
-    draft_name = held_name(arguments["name"], arguments["weights"])
+    held = (arguments[name] for name in ("name", "weights", "kv"))
+    draft_name = held_name(*held)
     draft, place = target.drafts[draft_name], target.draft_place
     name = _placed(draft_name, setup)
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""

@@ -13,9 +13,11 @@ from specdec.benchmark.target import (
   PRESET,
   Target,
   Weighted,
+  check_kv,
   config_of,
   held_name,
   source_of,
+  with_kv,
 )
 from specdec.checkpoints import Checkpoint
 from specdec.checkpoints.common_tokens import common_tokens
@@ -29,10 +31,14 @@ from specdec.utils import terminal
 
 
 def model(
-  name: str, target: Target, shape: DraftShape, weights: str | None = None
+  name: str,
+  target: Target,
+  shape: DraftShape,
+  weights: str | None = None,
+  kv: str | None = None,
 ) -> Weighted:
   """Makes the drafter model(NAME)."""
-  draft, model = _draft_of(name, target, weights)
+  draft, model = _draft_of(name, target, weights, kv)
   drafter = drafters.model(model, shape=shape)
   drafter = drafter._replace(cost=drafter_cost.model(draft.config))
   return Weighted(drafter, draft.params)
@@ -44,9 +50,10 @@ def pard(
   shape: DraftShape,
   mask_token: int | None = None,
   weights: str | None = None,
+  kv: str | None = None,
 ) -> Weighted:
   """Makes the drafter pard(NAME)."""
-  draft, model = _draft_of(name, target, weights)
+  draft, model = _draft_of(name, target, weights, kv)
   if mask_token is None:
     mask_token = draft.config.mask_token
   if mask_token is None:
@@ -60,13 +67,15 @@ def pard(
 
 
 def _draft_of(
-  name: str, target: Target, weights: str | None
+  name: str, target: Target, weights: str | None, kv: str | None
 ) -> tuple[Checkpoint, Model]:
   """Returns a draft model, loaded once."""
+  check_kv(kv)
   drafts = {} if target.drafts is None else target.drafts
-  key = held_name(name, weights)
+  key = held_name(name, weights, kv)
   if key not in drafts:
-    drafts[key] = _load_draft(str(name), target, weights)
+    draft = _load_draft(str(name), target, weights)
+    drafts[key] = with_kv(draft, kv)
   draft = drafts[key]
   return draft, transformer.model(draft.config, target.draft_place)
 

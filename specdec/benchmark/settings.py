@@ -15,7 +15,7 @@ from specdec import checkpoints, decode, draft_shape, sampling, sharding
 from specdec.benchmark import catalog
 from specdec.benchmark.batches import PROMPT_STEP
 from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES
-from specdec.benchmark.target import PRESET, Target
+from specdec.benchmark.target import PRESET, Target, check_kv
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
 from specdec.models import weight_formats
@@ -99,6 +99,8 @@ class Settings:
       scale for so many inputs; stored: as the file holds them, Q8_0, Q4_0 and
       Q4_1 of GGUF or compressed-tensors. Of a draft model:
       model(NAME, weights=int8).
+    kv: int8: keys and values in the target's cache, each with a scale, if not
+      dtype. Of a draft model: model(NAME, kv=int8).
     random_weights: Take shapes only, and random weights: for speed, not for
       text.
     seed: Seed of all noise; a prompt's number is mixed in, and a corpus, which
@@ -123,6 +125,7 @@ class Settings:
   max_new_tokens: int = 128
   dtype: str = "float32"
   weights: str | None = None
+  kv: str | None = None
   random_weights: bool = False
   seed: int = 0
   mesh: str | None = None
@@ -148,6 +151,7 @@ class Settings:
     if self.dtype not in checkpoints.DTYPES:
       raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
     weight_formats.parse(self.weights)
+    check_kv(self.kv)
     if self.target.startswith(PRESET) and not self.random_weights:
       raise ValueError(
         f"{self.target} is a shape alone; add random_weights=True"
@@ -324,6 +328,11 @@ class Settings:
       caveats.append(
         f"weights in {self.weights}: what is lossless is so relative to the "
         f"target in {form.kind}, not to the weights of its file"
+      )
+    if self.kv:
+      caveats.append(
+        f"keys and values in {self.kv}: what is lossless is so relative to the "
+        "target that reads them"
       )
     if self.random_weights:
       caveats.append(

@@ -21,7 +21,13 @@ from specdec.benchmark import catalog
 from specdec.benchmark.catalog import DRAFTERS
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.settings import Settings
-from specdec.benchmark.target import Target, Weighted, config_of, source_of
+from specdec.benchmark.target import (
+  Target,
+  Weighted,
+  config_of,
+  source_of,
+  with_kv,
+)
 from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
@@ -45,8 +51,8 @@ class Setup(Settings):
   @property
   def identity(self) -> tuple:
     """What decides on the loaded target; a decoder's target must agree."""
-    fields = [self.target, self.dtype, self.weights, self.random_weights]
-    fields.append(self.mesh)
+    fields = [self.target, self.dtype, self.weights, self.kv]
+    fields += [self.random_weights, self.mesh]
     if self.random_weights:
       fields.append(self.seed)
     if self.mesh:  # it places the drafter, too
@@ -61,7 +67,7 @@ class Setup(Settings):
   def target_config(self) -> TransformerConfig:
     """Reads the config of the target; no weights."""
     source = source_of(self.target)
-    return config_of(source, self.dtype, self.weights)
+    return config_of(source, self.dtype, self.weights, self.kv)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled; reports the
@@ -108,6 +114,7 @@ class Setup(Settings):
     else:
       report(f"loading {source}")
       checkpoint = checkpoints.load(source, self.dtype, place, form)
+    checkpoint = with_kv(checkpoint, self.kv)
     fingerprint = None
     heads = any(setup.has_heads for setup in (self, *others))
     if not self.random_weights and heads:

@@ -7,10 +7,11 @@ from specdec import checkpoints
 from specdec.checkpoints import Checkpoint
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets, weight_formats
-from specdec.models.config import TransformerConfig
+from specdec.models.config import KV_TYPES, TransformerConfig
 from specdec.models.weight_formats import STORED
 from specdec.sharding import Places
 from specdec.types import Drafter, Model, PyTree
+from specdec.utils.spelling import check_choice
 
 PRESET = "preset:"
 
@@ -43,7 +44,7 @@ class Weighted(NamedTuple):
 
 
 def config_of(
-  source, dtype: str, weights: str | None = None
+  source, dtype: str, weights: str | None = None, kv: str | None = None
 ) -> TransformerConfig:
   """Returns the config of a preset or a checkpoint; reads no weights."""
   if str(source).startswith(PRESET):
@@ -51,8 +52,9 @@ def config_of(
     if form is not None and form.kind == STORED:
       raise ValueError(f"weights = {weights}: {source} has no file")
     config = presets.get(str(source).removeprefix(PRESET), dtype)
-    return dataclasses.replace(config, weights=form)
-  return checkpoints.inspect(source, dtype, weight_formats.parse(weights))
+    return dataclasses.replace(config, weights=form, kv=kv)
+  config = checkpoints.inspect(source, dtype, weight_formats.parse(weights))
+  return dataclasses.replace(config, kv=kv)
 
 
 def source_of(name: str):
@@ -60,6 +62,22 @@ def source_of(name: str):
   return name if name.startswith(PRESET) else fetch(name)
 
 
-def held_name(name: str, weights: str | None = None) -> str:
-  """Returns a model's name with the types of its matrices, if given."""
-  return f"{name}, {weights}" if weights else str(name)
+def held_name(
+  name: str, weights: str | None = None, kv: str | None = None
+) -> str:
+  """Returns a model's name with the types of its matrices and of its cache, if
+  given."""
+  held = f"{name}, {weights}" if weights else str(name)
+  return f"{held}, kv {kv}" if kv else held
+
+
+def check_kv(kv: str | None) -> None:
+  """Raises ValueError for a type that no cache has."""
+  if kv is not None:
+    check_choice("kv", kv, KV_TYPES)
+
+
+def with_kv(checkpoint: Checkpoint, kv: str | None) -> Checkpoint:
+  """Returns a checkpoint whose cache holds this type; None: its dtype."""
+  config = dataclasses.replace(checkpoint.config, kv=kv)
+  return dataclasses.replace(checkpoint, config=config)

@@ -400,7 +400,8 @@ def write_config(
   Raises ValueError where they do not, or no Hugging Face architecture has these
   options.
   """
-  rendered = hf_config.render(dataclasses.replace(config, weights=None))
+  bare = dataclasses.replace(config, weights=None, kv=None)
+  rendered = hf_config.render(bare)
   flat = traverse_util.flatten_dict(params, sep="/")
   logical = {
     path: leaf.values if isinstance(leaf, Quantized) else leaf

@@ -79,7 +79,7 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
   config = {
     name: value
     for name, value in dataclasses.asdict(target.config).items()
-    if name not in ("dtype", "weights")
+    if name not in ("dtype", "weights", "kv")
     and not (name in _NEWER and value == defaults[name])
   }
   if target.config.recurrence:  # the number of slots changes nothing

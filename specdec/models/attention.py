@@ -14,7 +14,7 @@ import numpy as np
 
 from specdec import draft_tree
 from specdec.models import cpu_kernels
-from specdec.types import Sparse
+from specdec.types import Int8Slots, Sparse
 
 BLOCK = 512  # slots that are read at once from a longer cache
 LOOP = "cache_blocks"  # name of the loop over them in compiled programs
@@ -164,8 +164,8 @@ def source_view(length: jax.Array, num_tokens: int) -> View:
 
 def attend(
   query: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
+  keys: jax.Array | Int8Slots,
+  values: jax.Array | Int8Slots,
   view: View,
   *,
   scale: float,
@@ -198,7 +198,7 @@ def attend(
     [B, T, heads * E].
   """
   by_kernel = view.mask is None and not on_mesh and value_query is None
-  if by_kernel and cpu_kernels.attends(query, keys):
+  if by_kernel and cpu_kernels.attends(query, _parts(keys)[0]):
     ancestors = view.ancestors
     if ancestors is None:
       ancestors = np.tri(view.depth.shape[1], dtype=bool)[None]
@@ -234,7 +234,7 @@ def _by_xla(
 ) -> jax.Array:
   """Returns [B, T, heads, E] in float32; arguments as of `attend`."""
   batch, num_tokens, num_heads, _ = query.shape
-  num_kv_heads, num_slots, dim = values.shape[1:]
+  num_kv_heads, num_slots, dim = _parts(values)[0].shape[1:]
 
   def grouped(query):
     """Returns the queries of each KV head: [B, KV heads, groups * T, D]."""
@@ -246,25 +246,35 @@ def _by_xla(
   value_query = None if value_query is None else grouped(value_query)
 
   def products(keys, query):
-    return jnp.einsum(
+    keys, scale = _parts(keys)
+    if scale is not None:
+      keys = keys.astype(query.dtype)
+    x = jnp.einsum(
       "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
-    ).swapaxes(2, 3)
+    )
+    return (x if scale is None else x * scale).swapaxes(2, 3)
 
   def scores(keys, values, mask, slots):
     x = products(keys, query)
     if value_query is not None:
       x += products(values, value_query)
     x = softcap(scale * x, cap).reshape(
-      batch, num_kv_heads, -1, num_tokens, keys.shape[2]
+      batch, num_kv_heads, -1, num_tokens, len(slots)
     )
     if view.bias is not None:
       bias = view.bias_of(slots)
       x += bias.reshape(bias.shape[0], *x.shape[1:])
     return jnp.where(mask[:, None, None], x, -jnp.inf).reshape(
-      batch, num_kv_heads, -1, keys.shape[2]
+      batch, num_kv_heads, -1, len(slots)
     )
 
   def weighted(weights, values):
+    values, scale = _parts(values)
+    if scale is not None:
+      weights, values = (
+        weights * scale.swapaxes(2, 3),
+        values.astype(query.dtype),
+      )
     weights = weights.astype(values.dtype)
     return jnp.einsum(
       "bhqs,bhsd->bhqd", weights, values, preferred_element_type=jnp.float32
@@ -294,9 +304,9 @@ def _by_xla(
       start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
       slots = start + jnp.arange(BLOCK)
       mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
-      of_keys, of_values = (
-        jax.lax.dynamic_slice_in_dim(y, start, BLOCK, axis=2)
-        for y in (keys, values)
+      of_keys, of_values = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2),
+        (keys, values),
       )
       x = scores(of_keys, of_values, mask, slots)
       new = jnp.maximum(top, x.max(-1, keepdims=True))
@@ -314,6 +324,15 @@ def _by_xla(
     y /= total
   y = y.reshape(batch, num_heads, num_tokens, dim)
   return y.swapaxes(1, 2)
+
+
+def _parts(
+  slots: jax.Array | Int8Slots,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Returns the numbers in slots, and their scales; None: they have none."""
+  if isinstance(slots, Int8Slots):
+    return slots.values, slots.scale
+  return slots, None
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:

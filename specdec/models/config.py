@@ -13,6 +13,7 @@ from specdec.utils.spelling import check_choice, join_names
 
 ACTIVATIONS = "silu", "gelu_tanh", "relu", "quick_gelu"
 DTYPES = "float32", "bfloat16"
+KV_TYPES = ("int8",)  # of keys and values in a cache, beside dtype
 # Far above any published model; files with more are damaged or hostile.
 _MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
 # Fields of TransformerConfig after vocab_size.
@@ -142,6 +143,8 @@ class TransformerConfig:
   # Of all layers with attention, with num_kv_heads = 1; None: keys and values
   # of num_kv_heads heads.
   latent: Latent | None = None
+  # 'int8': keys and values in the cache, each with a scale; None: dtype.
+  kv: str | None = None
   # Of all matrices, or of those with these paths; None: dtype.
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
@@ -264,6 +267,8 @@ class TransformerConfig:
       )
     check_choice("activation", self.activation, ACTIVATIONS)
     check_choice("dtype", self.dtype, DTYPES)
+    if self.kv is not None:
+      check_choice("kv", self.kv, KV_TYPES)
     one_for_all = isinstance(self.weights, WeightFormat)
     if self.num_experts and one_for_all and self.weights.is_integer:
       raise ValueError(
@@ -441,8 +446,12 @@ class TransformerConfig:
 
   @property
   def kv_size(self) -> int:
-    """Values in the cache of a position, of a layer with attention."""
-    return self.num_kv_heads * sum(self.kv_dims)
+    """Values in the cache of a position, of a layer with attention.
+
+    The float32 scale of an int8 key or value counts as four.
+    """
+    scales = 0 if self.kv is None else 4 * len(self.kv_dims)
+    return self.num_kv_heads * (sum(self.kv_dims) + scales)
 
   @property
   def score_size(self) -> int:
@@ -471,6 +480,8 @@ class TransformerConfig:
     Cross-attention keeps as many for each position of the source.
     """
     size = 4 if self.dtype == "float32" else 2
+    if self.kv is not None:
+      size = 1
     return self.num_attention_layers * self.kv_size * size
 
 

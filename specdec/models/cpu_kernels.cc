@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -435,6 +436,8 @@ struct Attention {
   const float* query = nullptr;     // [B, T, heads * group, D]
   const void* keys = nullptr;       // [B, heads, S, D]
   const void* values = nullptr;     // [B, heads, S, D]
+  const float* key_scale = nullptr;    // [B, heads, S] of int8; or null
+  const float* value_scale = nullptr;  // as key_scale
   const int32_t* length = nullptr;  // [B] committed slots
   const uint8_t* seen = nullptr;    // [trees, N, N]: node attends to node
   const int32_t* depth = nullptr;   // [depths, N]
@@ -519,6 +522,26 @@ inline Lanes Exp(Lanes x) {
   return x < -87.0f ? Lanes{} : y;
 }
 
+// Returns `count` rows of dim numbers as floats: in place, or, of int8, times
+// their scales in the thread's own buffer, which the next call overwrites.
+template <typename KV>
+const auto* Widened(const typename KV::Stored* rows, const float* scale,
+                    int64_t count, int64_t dim) {
+  if constexpr (std::is_same_v<KV, Int8>) {
+    thread_local std::vector<float> buffer;
+    buffer.resize(kSegment * dim);
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t d = 0; d < dim; d += 16) {
+        const Lanes wide = Int8::Load(rows + s * dim + d) * scale[s];
+        std::memcpy(buffer.data() + s * dim + d, &wide, sizeof(wide));
+      }
+    }
+    return static_cast<const float*>(buffer.data());
+  } else {
+    return rows;
+  }
+}
+
 // Attends queries `begin` .. `begin` + `rows` (at most 16 * kLanes) of a KV head
 // to one segment. Writes rows [2 + D] of `part`: the largest score, the sum of
 // exponentials, the weighted sum of values. `query` is [D, 32], scaled.
@@ -527,10 +550,18 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
              const float* query, int64_t begin, int64_t rows, float* part) {
   const int64_t start = segment * kSegment, stride = a.dim + 2;
   const int64_t count = std::min<int64_t>(kSegment, a.Used(b) - start);
-  const int64_t offset = ((b * a.heads + h) * a.slots + start) * a.dim;
-  const auto* keys = static_cast<const typename KV::Stored*>(a.keys) + offset;
-  const auto* values =
-      static_cast<const typename KV::Stored*>(a.values) + offset;
+  const int64_t slot = (b * a.heads + h) * a.slots + start;
+  const auto stored = [&](const void* from, const float* scale) {
+    const auto* rows =
+        static_cast<const typename KV::Stored*>(from) + slot * a.dim;
+    return Widened<KV>(rows, scale + (scale ? slot : 0), count, a.dim);
+  };
+  // What is read: int8 has been widened.
+  using Read = std::conditional_t<std::is_same_v<KV, Int8>, Float32, KV>;
+  const auto* keys = stored(a.keys, a.key_scale);
+  const auto* values = std::is_same_v<KV, Int8>
+                           ? keys  // they are not there yet
+                           : stored(a.values, a.value_scale);
 
   // While keys are read, the second half of them and then the values are
   // prefetched; while values are read, the next segment's keys.
@@ -543,8 +574,8 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
                              ? keys + (2 * first + kTile) * a.dim
                              : values + (2 * first - kSegment) * a.dim;
       const Ahead ahead{next, 2 * slots * row / a.dim};
-      Accumulate<Float32, KV>(query, kBlock, keys + first * a.dim, a.dim, 1,
-                              a.dim, ahead, sum);
+      Accumulate<Float32, Read>(query, kBlock, keys + first * a.dim, a.dim, 1,
+                                a.dim, ahead, sum);
       std::memcpy(scores[first], sum, sizeof(sum));
     });
   });
@@ -584,14 +615,17 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
     std::memcpy(tops + l, &top, sizeof(top));
     std::memcpy(sums + l, &sum, sizeof(sum));
   }
+  if constexpr (std::is_same_v<KV, Int8>) {
+    values = stored(a.values, a.value_scale);
+  }
   ForTiles(rows, [&](int64_t first, int64_t tile) {
     WithRows(tile, [&](auto number) {
       constexpr int kRows = decltype(number)::value;
       for (int64_t d = 0; d < a.dim; d += kBlock) {
         Lanes sum[kRows][2] = {};
         const Ahead ahead{keys + (kSegment + d / 2) * a.dim, row / 2};
-        Accumulate<KV, Float32>(values + d, a.dim, &scores[0][first], 1,
-                                16 * kLanes, count, ahead, sum);
+        Accumulate<Read, Float32>(values + d, a.dim, &scores[0][first], 1,
+                                  16 * kLanes, count, ahead, sum);
         for (int r = 0; r < kRows; ++r) {
           std::memcpy(part + (first + r) * stride + 2 + d, sum[r],
                       sizeof(sum[r]));
@@ -718,6 +752,8 @@ void Run(Pool& pool, const Attention& a) {
 
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::AnyBuffer keys, ffi::AnyBuffer values,
+                  ffi::Buffer<ffi::F32> key_scale,
+                  ffi::Buffer<ffi::F32> value_scale,
                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::PRED> seen,
                   ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
                   ffi::Buffer<ffi::F32> sink_logits,
@@ -738,6 +774,12 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
         "queries are [B, T, heads, D], D a multiple of 32, keys and values [B, "
         "KV heads, S, D], lengths [B]");
   }
+  const bool is_int8 = keys.element_type() == ffi::S8;
+  for (const Shape& scale : {key_scale.dimensions(), value_scale.dimensions()}) {
+    if (is_int8 ? !Is(scale, {k[0], k[1], k[2], 1}) : !Is(scale, {0})) {
+      return Refused("scales of int8 are [B, KV heads, S, 1]");
+    }
+  }
   const int64_t nodes = first + q[1];
   if (n.size() != 3 || !Is(n, {n[0] == 1 ? 1 : q[0], nodes, nodes}) ||
       depths.size() != 2 || !Is(depths, {depths[0] == 1 ? 1 : q[0], nodes}) ||
@@ -757,6 +799,10 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   a.query = query.typed_data();
   a.keys = keys.untyped_data();
   a.values = values.untyped_data();
+  if (is_int8) {
+    a.key_scale = key_scale.typed_data();
+    a.value_scale = value_scale.typed_data();
+  }
   a.length = length.typed_data();
   a.seen = reinterpret_cast<const uint8_t*>(seen.typed_data());
   a.depth = depth.typed_data();
@@ -784,8 +830,10 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   } else if (keys.element_type() == ffi::BF16 &&
              values.element_type() == ffi::BF16) {
     Run<BFloat16>(pool, a);
+  } else if (is_int8 && values.element_type() == ffi::S8) {
+    Run<Int8>(pool, a);
   } else {
-    return Refused("keys and values are float32, or bfloat16, both");
+    return Refused("keys and values are float32, bfloat16 or int8, both");
   }
   return ffi::Error::Success();
 }
@@ -805,6 +853,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

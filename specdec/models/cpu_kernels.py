@@ -30,8 +30,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec.types import Int8Slots
 from specdec.utils import terminal
 
+_FLOATS = jnp.dtype("float32"), jnp.dtype("bfloat16")  # of activations
 BLOCK = 32  # outputs of a block of a packed matrix, as in cpu_kernels.cc
 _SOURCE = Path(__file__).with_suffix(".cc")
 _OPTIONS = "-O3 -march=native -std=c++17 -shared -fPIC -w"
@@ -167,8 +169,8 @@ def attends(query: jax.Array, keys: jax.Array) -> bool:
     jax.default_backend() == "cpu"
     and dim % 32 == 0
     and dim <= 256
-    and {query.dtype, keys.dtype}
-    <= {jnp.dtype("float32"), jnp.dtype("bfloat16")}
+    and query.dtype in _FLOATS
+    and keys.dtype in {*_FLOATS, jnp.dtype("int8")}
     and available()
   )
 
@@ -246,8 +248,8 @@ def _check_scales(weight: jax.Array, scale=None, offset=None) -> None:
 
 def attend(
   query: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
+  keys: jax.Array | Int8Slots,
+  values: jax.Array | Int8Slots,
   length: jax.Array,
   ancestors: jax.Array,
   depth: jax.Array,
@@ -265,7 +267,7 @@ def attend(
 
   Args:
     query: [B, T, heads, D] in float32 or bfloat16: nodes first .. first + T.
-    keys, values: [B, KV heads, S, D] in float32 or bfloat16.
+    keys, values: [B, KV heads, S, D] in float32 or bfloat16, or Int8Slots.
     length: [B] committed slots; slot length + n holds node n.
     ancestors: [B or 1, N, N] bool, N = first + T; node n attends to node m.
     depth: [B or 1, N] int32 of every node.
@@ -284,6 +286,10 @@ def attend(
   Raises:
     ValueError: an array is of another shape or type.
   """
+  scales = [jnp.zeros(0)] * 2
+  if isinstance(keys, Int8Slots):
+    scales = [keys.scale, values.scale]
+    keys, values = keys.values, values.values
   _check_attention(query, keys, values, length, ancestors, depth, bias, first)
   result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
   if bias is None:
@@ -299,6 +305,7 @@ def attend(
     query.astype(jnp.float32),
     keys,
     values,
+    *scales,
     length,
     ancestors,
     depth,
@@ -330,10 +337,10 @@ def _check_attention(
     )
   cache = batch, num_kv_heads, slots, dim
   nodes, rows = first + num_tokens, {1, batch}
-  floats = {jnp.dtype("float32"), jnp.dtype("bfloat16")}
+  stored = {*_FLOATS, jnp.dtype("int8")}
   integers, booleans = {jnp.dtype("int32")}, {jnp.dtype("bool")}
   expected = {
-    "keys": (keys, {cache}, floats),
+    "keys": (keys, {cache}, stored),
     "values": (values, {cache}, {keys.dtype}),
     "length": (length, {(batch,)}, integers),
     "ancestors": (ancestors, {(n, nodes, nodes) for n in rows}, booleans),

@@ -457,7 +457,7 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
       config.num_attention_layers,
       config.num_kv_heads,
       config.kv_dims,
-      dtype,
+      jnp.dtype(config.kv or dtype),
     )
     with_attention = iter(
       jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)

@@ -184,6 +184,11 @@ class Deployment:
     return self.weights if self.weights in self.chip.flops else "bfloat16"
 
   @property
+  def kv_type(self) -> str:
+    """Dtype of keys and values in the cache."""
+    return self.shape.kv or self.kv
+
+  @property
   def weight_size(self) -> float:
     """Bytes of a weight."""
     return self.shape.weight_size or BYTES[self.weights]
@@ -204,7 +209,7 @@ class Deployment:
       cached = context * layer.kv + self.source * layer.source_kv
       values += count * cached / min(self.ways, layer.kv_heads)
       states += count * self._state_bytes(layer)
-    return rows * (values * BYTES[self.kv] + states)
+    return rows * (values * BYTES[self.kv_type] + states)
 
   def _state_bytes(self, layer: shapes.Layer) -> float:
     """Returns bytes per chip that a recurrent layer keeps for a row."""
@@ -263,7 +268,7 @@ class Deployment:
     when slots enter the state, which is then written: as often as where a pass
     commits one token.
     """
-    size = BYTES[self.kv]
+    size = BYTES[self.kv_type]
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       window = math.inf if layer.window is None else layer.window - 1

@@ -44,6 +44,7 @@ class Shape:
   tied: bool  # embedding and vocabulary projection share one table
   idle: int = 0  # weights held that decoding never reads, such as an encoder
   weight_size: float | None = None  # bytes; None: of a deployment's dtype
+  kv: str | None = None  # dtype of cached values; None: a deployment's
 
   @property
   def embedding(self) -> int:
@@ -128,7 +129,7 @@ def of_config(
   shared = c.width, c.vocab_size, c.num_heads, c.tied
   weight_size = None if c.weights is None else params.read_size(c)
   idle = sum(x for path, x in sizes.items() if path.startswith(params.ENCODER))
-  return Shape(name, tuple(layers), *shared, idle, weight_size)
+  return Shape(name, tuple(layers), *shared, idle, weight_size, c.kv)
 
 
 def _without(
