@@ -1,5 +1,6 @@
 """The real steps compile for a TPU that is not there, and are read right."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -8,10 +9,11 @@ import pytest
 
 import programs
 from cache_copies import copies_anywhere
-from specdec.checkpoints import learned
+from specdec.checkpoints import hf_config, learned
 from specdec.compiled import lowering, steps
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import presets
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
@@ -158,6 +160,42 @@ def test_a_head_reads_the_cache_that_it_has(kind, tmp_path):
   table = 4096 * 384 * 2
   assert moved < 1.05 * expected["bytes"] + table
   assert moved > (0.8 if kind == "eagle" else 0.97) * expected["bytes"]
+
+
+@pytest.mark.slow
+def test_a_latent_vector_is_read_once_as_key_and_value(tmp_path):
+  """It was read for the scores, and again for what attention yields."""
+  config = dataclasses.replace(
+    presets.get("deepseek-v3", "bfloat16"),
+    num_layers=4,
+    width=2048,
+    num_heads=32,
+    dense_layers=(0,),
+    num_experts=16,
+    vocab_size=32_000,
+  )
+  content = json.dumps(hf_config.render(config))
+  (tmp_path / "config.json").write_text(content)
+  index = {"weight_map": {"lm_head.weight": "none.safetensors"}}
+  (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+  flags = "--topology=v5e:2x2", "--mesh=model:4", f"--target={tmp_path}"
+  flags += "--batch=8", "--context=32768", "--dtype=bfloat16"
+  document = compiled("lookup", tmp_path, *flags, "--steps=verify")
+  [verify], expected = document["steps"], document["cost_model"]["verify"]
+  moved = verify["read"] + verify["written"]
+  assert 0.97 < moved / expected["bytes"] < 1.05
+
+
+@pytest.mark.slow
+def test_a_cache_in_eight_bits_is_read_as_it_is(tmp_path):
+  """Of heads of 128; the compiler copies that of narrower ones."""
+  flags = "--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"
+  flags += "--batch=8", "--context=32768", "--dtype=bfloat16", "--kv=int8"
+  document = compiled("lookup", tmp_path, *flags, "--steps=verify")
+  [verify], expected = document["steps"], document["cost_model"]["verify"]
+  moved = verify["read"] + verify["written"]
+  assert 0.97 < moved / expected["bytes"] < 1.03
+  assert verify["temporaries"] < 128 * 2**20
 
 
 def test_a_slice_that_libtpu_lacks_is_refused():

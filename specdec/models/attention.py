@@ -308,6 +308,8 @@ def _by_xla(
         lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2),
         (keys, values),
       )
+      if value_query is not None:  # read once, for both products
+        of_values = jax.lax.optimization_barrier(of_values)
       x = scores(of_keys, of_values, mask, slots)
       new = jnp.maximum(top, x.max(-1, keepdims=True))
       shift = jnp.where(new == -jnp.inf, 0, new)
