@@ -25,6 +25,7 @@ ACTIVATIONS = {
   "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
+ROUTES = "routes"  # collection of what tokens choose, where one asks for it
 LOOP = "chosen_experts"  # name of the loop over them in compiled programs
 
 
@@ -148,6 +149,7 @@ class Experts(nn.Module):
     # [B, T, E], mostly zero.
     weights = jnp.sum(jnp.where(one_hot, gates[..., None], 0), axis=-2)
     is_chosen = jnp.any(one_hot, axis=-2)
+    self.sow(ROUTES, "is_chosen", is_chosen)
     matrices = gate, up, down, *biases
     if in_training:
       y = self.run_all(x, weights, *matrices)

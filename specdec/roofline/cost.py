@@ -238,8 +238,7 @@ class Deployment:
 
   def experts_touched(self, count: int, per_token: int, tokens: float) -> float:
     """Returns how many of `count` experts some of the tokens choose."""
-    share = per_token / count
-    return count * (1 - (1 - share) ** (tokens**self.correlation))
+    return experts_touched(count, per_token, tokens, self.correlation)
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
@@ -358,6 +357,17 @@ class Deployment:
     # An efficiency above 1 (weights that stay in cache) may beat bandwidth.
     least = min(seconds, sum(term.bytes for term in parts) / fast)
     return Cost(tuple(timed), seconds, least)
+
+
+def experts_touched(
+  count: int, per_token: int, tokens: float, correlation: float
+) -> float:
+  """Returns how many of `count` experts some of the tokens choose.
+
+  Args:
+    correlation: r of E (1 - (1 - k/E)^(m^r)); 1: tokens choose independently.
+  """
+  return count * (1 - (1 - per_token / count) ** (tokens**correlation))
 
 
 class PassBound(NamedTuple):
