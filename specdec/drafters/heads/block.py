@@ -177,9 +177,8 @@ class Block(nn.Module):
     ]
     self.norm = RMSNorm(r.norm_epsilon)
     self.head = Head(r, self.target, self.num_tokens, normed=True)
-    if b.successor != "none":
-      kind = successor.KINDS[b.successor]
-      self.successor = kind(r, self.target, self.num_tokens, self.embed_table)
+    kind = successor.KINDS[b.successor]
+    self.successor = kind(r, self.target, self.num_tokens, self.embed_table)
     if b.confidence:
       self.confidence_head = Linear(1, bias=True)
 
@@ -229,18 +228,12 @@ class Block(nn.Module):
     return self.head(target_weights, hidden)
 
   def begin(self, batch: int, num_tokens: int) -> PyTree:
-    if self.head_config.block.successor == "none":
-      return ()
     return self.successor.begin(batch, num_tokens)
 
   def offer(self, logits: Array) -> PyTree:
-    if self.head_config.block.successor == "none":
-      return logits
     return self.successor.offer(logits)
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
-    if self.head_config.block.successor == "none":
-      return state, offered
     return self.successor.step(
       target_weights, state, tokens, hidden, offered, depth
     )
@@ -251,7 +244,6 @@ class Block(nn.Module):
     return self.successor.selection(hidden, tokens, logits, labels)
 
   def confidence(self, hidden: Array, tokens: Array) -> Array:
-    if self.head_config.block.successor != "none":
-      memory = self.successor.memory(tokens).astype(hidden.dtype)
-      hidden = jnp.concatenate([hidden, memory], axis=-1)
-    return self.confidence_head(hidden)[..., 0]
+    memory = self.successor.memory(tokens).astype(hidden.dtype)
+    both = jnp.concatenate([hidden, memory], axis=-1)
+    return self.confidence_head(both)[..., 0]

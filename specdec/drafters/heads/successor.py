@@ -44,12 +44,22 @@ class Successor(nn.Module):
   def begin(self, batch: int, num_tokens: int) -> PyTree:
     return ()
 
+  def memory(self, tokens: Array) -> Array:
+    return jnp.zeros((*tokens.shape, 0))
+
   def offer(self, logits: Array) -> PyTree:
     return logits
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
     state, term = self.term(target_weights, state, tokens, hidden, depth)
     return state, offered + term.astype(offered.dtype)
+
+
+class NoSuccessor(Successor):
+  """Slots that know nothing of the draft tokens before them."""
+
+  def step(self, target_weights, state, tokens, hidden, offered, depth):
+    return state, offered
 
 
 class Markov(Successor):
@@ -117,9 +127,6 @@ class Gru(Successor):
   def begin(self, batch, num_tokens):
     return jnp.zeros((batch, num_tokens, self.size))
 
-  def memory(self, tokens: Array) -> Array:
-    return jnp.zeros((*tokens.shape, 0))
-
   def term(self, target_weights, state, tokens, hidden, depth):
     x = self.embed_table(target_weights, tokens).astype(state.dtype)
     reset, update, new = jnp.split(self.inputs(x), 3, axis=-1)
@@ -140,15 +147,14 @@ class Selector(Successor):
   token has a probability.
   """
 
+  memory = Markov.memory
+
   def setup(self):
     block = self.head_config.block
     self.count = min(block.candidates, self.num_tokens)
     self.first = Weight((self.target.vocab_size, block.rank))
     self.second = Weight((self.num_tokens, block.rank))
     self.narrow = Linear(block.rank)
-
-  def memory(self, tokens: Array) -> Array:
-    return look_up(self.first(jnp.float32), tokens)
 
   def _scores(self, hidden, tokens, own, ids: Array) -> Array:
     """[B, T, C] of tokens ids [B, T, C] that it can draft, given their own."""
@@ -205,6 +211,7 @@ def _likeliest(logits: Array, count: int) -> Array:
 
 
 KINDS = {
+  "none": NoSuccessor,
   "markov": Markov,
   "gated_markov": GatedMarkov,
   "rnn_markov": RnnMarkov,
