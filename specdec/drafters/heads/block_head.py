@@ -79,7 +79,8 @@ class BlockHead(NamedTuple):
     Only a causal block may be cut: any other's slots see all of it.
     """
     config = self.head_config
-    k = k if k is not None and config.block.causal else config.levels
+    if k is None or not config.block.causal:
+      return config.block_size
     return k + config.block.offset
 
 
@@ -118,8 +119,7 @@ def block_from_module(
     def attend(query, key, value):
       return query.reshape(*query.shape[:2], -1), None
 
-    slots = head_config.levels + head_config.block.offset
-    positions = jnp.zeros((1, 1, slots), jnp.int32)
+    positions = jnp.zeros((1, 1, head_config.block_size), jnp.int32)
     attends = [attend] * head_config.num_layers
     hidden, _ = mdl.draft(target_weights, zero, positions, attends)
     hidden = hidden[:, 0, :1]
