@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from specdec import sharding
 from specdec.drafters.heads.draft_head import (
+  DraftHead,
   TargetWeights,
   cache_constructor,
   instantiate,
@@ -82,6 +83,9 @@ class BlockHead(NamedTuple):
     if k is None or not config.block.causal:
       return config.block_size
     return k + config.block.offset
+
+
+AnyHead = DraftHead | BlockHead  # what drafters.LEARNED constructs
 
 
 @cached
