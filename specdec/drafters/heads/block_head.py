@@ -111,14 +111,14 @@ def block_from_module(
 
   def once(mdl):
     """Every weight there is."""
-    stream = jnp.zeros((1, 1, target.width))
+    hidden = jnp.zeros((1, 1, target.width))
     zero = jnp.zeros((1, 1), jnp.int32)
     target_weights = TargetWeights(
       jnp.zeros((max(1, head_config.block.mask_token + 1), target.width)),
       jnp.zeros((num_tokens, target.width)),
     )
-    streams = (stream,) * len(head_config.features)
-    mdl.context(mdl.encode(ModelOutput(None, stream, streams)), zero)
+    features = (hidden,) * len(head_config.features)
+    mdl.context(mdl.encode(ModelOutput(None, hidden, features)), zero)
 
     def attend(query, key, value):
       return query.reshape(*query.shape[:2], -1), None

@@ -115,7 +115,7 @@ class RnnMarkov(Markov):
 
 class Gru(Successor):
   """Domino's GRU over the block's embeddings of the tokens, and two layers over
-  the slot's hidden state and its own."""
+  the slot's hidden state and the GRU's."""
 
   def setup(self):
     self.size = self.head_config.block.state or self.head_config.width
@@ -156,12 +156,13 @@ class Selector(Successor):
     self.second = Weight((self.num_tokens, block.rank))
     self.narrow = Linear(block.rank)
 
-  def _scores(self, hidden, tokens, own, ids: Array) -> Array:
-    """[B, T, C] of tokens ids [B, T, C] that it can draft, given their own."""
+  def _scores(self, hidden, tokens, logits, ids: Array) -> Array:
+    """[B, T, C] of tokens ids [B, T, C] that it can draft, with logits that the
+    slot gives them."""
     read = self.memory(tokens) * self.narrow(hidden)
     rows = look_up(self.second(jnp.float32), ids)
     term = jnp.sum(read[:, :, None] * rows, axis=-1)
-    return own + term.astype(own.dtype)
+    return logits + term.astype(logits.dtype)
 
   def offer(self, logits: Array) -> tuple[Array, Array]:
     """Returns the candidates, and their logits."""
@@ -169,9 +170,9 @@ class Selector(Successor):
     return ids, jnp.take_along_axis(logits, ids, axis=-1)
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
-    ids, own = offered
-    scores = self._scores(hidden, tokens, own, ids)
-    none = jnp.full((*ids.shape[:-1], self.num_tokens), -jnp.inf, own.dtype)
+    ids, logits = offered
+    scores = self._scores(hidden, tokens, logits, ids)
+    none = jnp.full((*ids.shape[:-1], self.num_tokens), -jnp.inf, logits.dtype)
     return state, jnp.put_along_axis(none, ids, scores, -1, inplace=False)
 
   def selection(
@@ -189,8 +190,8 @@ class Selector(Successor):
     listed = jnp.any(ids == labels[..., None], axis=-1)
     last = jnp.where(listed, ids[..., -1], labels)
     ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
-    own = jnp.take_along_axis(logits, ids, axis=-1)
-    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, own, ids))
+    logits = jnp.take_along_axis(logits, ids, axis=-1)
+    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
     right = ids == labels[..., None]
     return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), listed
 
@@ -201,10 +202,10 @@ def _likeliest(logits: Array, count: int) -> Array:
   column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
 
   def turn(i, carry):
-    left, ids = carry
-    best = sampling.argmax(left)
-    left = jnp.where(column == best[..., None], -jnp.inf, left)
-    return left, ids.at[..., i].set(best)
+    remaining, ids = carry
+    best = sampling.argmax(remaining)
+    remaining = jnp.where(column == best[..., None], -jnp.inf, remaining)
+    return remaining, ids.at[..., i].set(best)
 
   ids = jnp.zeros((*logits.shape[:-1], count), jnp.int32)
   return jax.lax.fori_loop(0, count, turn, (logits, ids))[1]
