@@ -3,9 +3,9 @@
   XLA_FLAGS= python -m pytest -n 0 -s -m slow tests/block_ablation_test.py
 
 DFlash on the shipped target, by the real trainer, with equal steps, tokens and
-seed. Judged as it is served: by decoding, and by the length that a round would
-accept of held-out text. What the run's own log says of that length stands
-beside it: a mistake in training is one in the log, too, and a leak looks well.
+seed. Measured as it is served: by decoding, and by the length that a round
+would accept of held-out text. What the run's own log says of that length stands
+beside it: a mistake in training is one in the log, too, and a leak looks good.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ class Case(NamedTuple):
   blind: bool = False  # decodes without context
 
 
-class Judged(NamedTuple):
-  """What a case comes to, in tokens."""
+class Lengths(NamedTuple):
+  """Mean tokens of a case."""
 
   greedy: float  # a target step
   sampled: float  # the same at temperature 1
@@ -99,7 +99,7 @@ def planted(plant):
   jax.clear_caches()
 
 
-def judge(case: Case, setup: HeadSetup, run, target, held_out) -> Judged:
+def measure(case: Case, setup: HeadSetup, run, target, held_out) -> Lengths:
   """Serves a run's drafter."""
   saved = learned.load(run / "last.safetensors", target)
   if case.causal:
@@ -125,7 +125,7 @@ def judge(case: Case, setup: HeadSetup, run, target, held_out) -> Judged:
       for x in rows
     ]
   logged = log(run, "held_out")[-1]["accepted_length"]
-  return Judged(*decoded, float(np.mean(lengths)), logged)
+  return Lengths(*decoded, float(np.mean(lengths)), logged)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_each_falls(tmp_path):
     _, held_out = data.load(
       setup.data, setup.held_out, setup.options, target.tokenizer
     )
-    table[name] = judge(case, setup, run, target, held_out)
+    table[name] = measure(case, setup, run, target, held_out)
     print(f"{name:28}", *(f"{x:6.3f}" for x in table[name]), flush=True)
   shutil.rmtree(tmp_path / "states")
   first, second = (np.array(table[name][:3]) for name in HONEST)

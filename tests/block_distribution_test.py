@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import acceptance, decode, draft_length, draft_shape, sampling
+from specdec import (
+  acceptance,
+  decode,
+  draft_length,
+  draft_shape,
+  drafters,
+  sampling,
+)
 from text_statistics import SMALLEST_P, p_value
 
 V, NEW, ROWS = learned_kinds.TABLE.vocab_size, 3, 20_000
@@ -16,6 +23,7 @@ DECIDED = draft_length.adaptive(3, [1.0, 1.2, 1.4, 1.6])
 REJECTION, BLOCK = acceptance.rejection(), acceptance.block()
 TRAVERSAL = acceptance.traversal()
 SLOW = pytest.mark.slow
+WINDOWS = {"windowed": 2, "published_block": 2}  # texts are of 1 + NEW tokens
 
 
 def exact(params) -> np.ndarray:
@@ -29,6 +37,14 @@ def exact(params) -> np.ndarray:
       level[text] = table[past[-2], past[-1]]
     joint = joint[..., None] * level
   return joint
+
+
+def drafter_of(kind, shape):
+  """(drafter, Params)."""
+  if kind == "pard":
+    draft, mask = learned_kinds.TABLE, V - 1
+    return drafters.pard(draft, mask, shape=shape), learned_kinds.TABLES
+  return learned_kinds.of_table(kind, (), shape, window=WINDOWS.get(kind, 0))
 
 
 def p_of(drafter, params, rule) -> float:
@@ -62,13 +78,14 @@ def p_of(drafter, params, rule) -> float:
     pytest.param("dspark", TREE, TRAVERSAL, marks=SLOW),
     *(
       pytest.param(kind, shape, rule, marks=SLOW)
-      for kind in ("dflash", "jetspec", "rnn", "domino", "dflash2", "peagle")
+      for kind in (*learned_kinds.BLOCKS, "peagle", "pard")
+      if kind != "dspark"
       for shape, rule in ((CHAIN, BLOCK), (CHAIN, REJECTION), (TREE, REJECTION))
     ),
   ],
 )
 def test_20000_rows_have_the_targets_distribution(kind, shape, rule):
-  drafter, params = learned_kinds.of_table(kind, (), shape)
+  drafter, params = drafter_of(kind, shape)
   assert p_of(drafter, params, rule) > SMALLEST_P
 
 

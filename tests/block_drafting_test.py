@@ -152,8 +152,8 @@ def test_measures():
   same = goal.argmax(-1) == IDS[ours.argmax(-1)]
   for j in range(K):
     for name, value in (("acceptance", kept), ("agreement", same)):
-      found = measures[f"{name}_{j + 1}"]
-      np.testing.assert_allclose(found, value[..., j].mean(), rtol=1e-5)
+      measured = measures[f"{name}_{j + 1}"]
+      np.testing.assert_allclose(measured, value[..., j].mean(), rtol=1e-5)
   length = kept[..., 0] * (1 + kept[..., 1] * (1 + kept[..., 2]))
   np.testing.assert_allclose(
     measures["accepted_length"], length.mean(), rtol=1e-5
@@ -215,15 +215,15 @@ def test_a_selector_learns_the_targets_choice_among_candidates(weighting):
   places = np.asarray(anchors)[:, :, None] + np.arange(K)
   goal = special.softmax(logits, -1)[row, places]
   best = goal.argmax(-1)
-  known = np.isin(best, IDS)
-  label = np.where(known, np.searchsorted(IDS, best), 0)[..., None]
+  draftable = np.isin(best, IDS)
+  label = np.where(draftable, np.searchsorted(IDS, best), 0)[..., None]
   chosen = np.argsort(-base, axis=-1)[..., : block.candidates]
-  found = (chosen == label).any(-1)
-  assert 0.1 < found[known].mean() < 0.9
-  chosen[..., -1:] = np.where(found[..., None], chosen[..., -1:], label)
+  listed = (chosen == label).any(-1)
+  assert 0.1 < listed[draftable].mean() < 0.9
+  chosen[..., -1:] = np.where(listed[..., None], chosen[..., -1:], label)
   among = np.take_along_axis(scores, chosen, -1)
-  own = np.take_along_axis(scores, label, -1)[..., 0]
-  entropy = np.where(known, special.logsumexp(among, -1) - own, 0)
+  score = np.take_along_axis(scores, label, -1)[..., 0]
+  entropy = np.where(draftable, special.logsumexp(among, -1) - score, 0)
   slots = special.softmax(base, -1)
 
   def weighed(value, text, possible):
@@ -238,14 +238,14 @@ def test_a_selector_learns_the_targets_choice_among_candidates(weighting):
   labels = TOKENS[row, places + 1]
   text = text_loss(slots, labels)
   wanted = weighed(kl(goal, slots), text, np.isin(labels, IDS))
-  wanted += 0.7 * weighed(entropy, entropy, found & known)
+  wanted += 0.7 * weighed(entropy, entropy, listed & draftable)
   np.testing.assert_allclose(value, wanted, rtol=2e-5)
-  recall = (found & known).mean()
+  recall = (listed & draftable).mean()
   np.testing.assert_allclose(measures["candidate_recall"], recall, rtol=1e-6)
   kept = accepted(goal, special.softmax(served, -1))
   for j in range(K):
-    found = measures[f"acceptance_{j + 1}"]
-    np.testing.assert_allclose(found, kept[..., j].mean(), rtol=2e-5)
+    measured = measures[f"acceptance_{j + 1}"]
+    np.testing.assert_allclose(measured, kept[..., j].mean(), rtol=2e-5)
   assert all(np.any(x != 0) for x in jax.tree.leaves(gradient))
 
 
@@ -333,8 +333,8 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
     other = drafted(encoded.at[:, position].add(1.0))
     changed = np.any(np.asarray(other != honest), axis=-1)
     for draft in range(K):
-      own = anchor + head.head_config.block.offset + draft
-      seen = position < anchor and own - position < window
+      slot = anchor + head.head_config.block.offset + draft  # its position
+      seen = position < anchor and slot - position < window
       assert changed[draft] == seen, (position, draft)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes of block drafters, to plant in training or in decoding.
+"""Mistakes of drafters of one pass, to plant in training or in decoding.
 
 The name says which: `train_...` patches what training runs, `served_...`
 returns what decodes.
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specdec.drafters.heads import block_unroll
 from specdec.training import draft_losses
+from specdec.types import KVCache
 
 
 def _train_before(patch, last):
@@ -51,6 +52,19 @@ def served_without_context(drafter):
     return drafter.propose(params, empty, context)[0], state
 
   return drafter._replace(propose=propose)
+
+
+def served_left_in_the_cache(drafter):
+  """Keys and values of what was drafted, instead of what was committed."""
+
+  def update(params, state, *rest):
+    after = drafter.update(params, state, *rest)
+    if isinstance(after, KVCache):
+      return after.replace(layers=state.layers)
+    cache = after.cache.replace(layers=state.cache.layers)
+    return after._replace(cache=cache)
+
+  return drafter._replace(update=update)
 
 
 def other_mask(head_config):

@@ -310,13 +310,7 @@ def causal_after_all(kind, patch):
 
 
 def left_in_the_cache(kind, patch):
-  """The block's keys and values, instead of the context's."""
-  drafter = drafter_of(kind)
-
-  def update(params, state, *rest):
-    return drafter.update(params, state, *rest).replace(layers=state.layers)
-
-  return drafter._replace(update=update)
+  return block_plants.served_left_in_the_cache(drafter_of(kind))
 
 
 def no_context(kind, patch):
@@ -526,11 +520,8 @@ def test_dflash2_begins_as_dflash():
 
 def test_the_kit_sees_a_block_left_in_the_cache():
   honest, params = learned_kinds.of_table("dflash", (), CHAIN)
-
-  def update(params, state, *rest):
-    return honest.update(params, state, *rest).replace(layers=state.layers)
-
-  broken("state", honest._replace(update=update), params)
+  wrong = block_plants.served_left_in_the_cache(honest)
+  broken("state", wrong, params)
 
 
 @SLOW

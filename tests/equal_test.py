@@ -84,7 +84,7 @@ def test_drafts_of_one_pass_are_trained_as_long_as_they_are_compared():
 
 
 def test_blocks_are_not_held_back():
-  """As many keys as queries, half of the positions, the paper's gamma."""
+  """As many keys as queries, a quarter of the positions, the paper's gamma."""
   for kind in CONFIG["KINDS"]:
     setup = setup_of(kind)
     if kind in ("draft", "pard") or not setup.head_config.block:

@@ -345,8 +345,12 @@ def _of_streams() -> Model:
 STREAMS = _of_streams()
 
 
-def table_head(kind: str, ids=()):
-  """A head whose target is STREAMS; it can draft `ids`, () for all."""
+def table_head(kind: str, ids=(), window: int = 0):
+  """A head whose target is STREAMS; it can draft `ids`, () for all.
+
+  Args:
+    window: of its block, where that is another than the kind's.
+  """
   width = TABLE.vocab_size
   config = TransformerConfig(
     vocab_size=width,
@@ -359,20 +363,24 @@ def table_head(kind: str, ids=()):
   )
   single = kind in BLOCKS or kind in PARALLEL
   changes = {"features": (1,)} if single else {}
+  if window:
+    block = head_config(kind).block
+    changes["block"] = dataclasses.replace(block, window=window)
   ids = np.array(ids)
   return draft_head(kind, not len(ids), config=config, ids=ids, **changes)
 
 
 @functools.cache
-def of_table(kind: str, ids, shape, copies: int = 0):
+def of_table(kind: str, ids, shape, copies: int = 0, window: int = 0):
   """(drafter, Params) of a `table_head`: the target's hidden states are its
   logits, its embeddings random.
 
   Args:
     ids: tokens that it can draft, () for all.
     copies: draft tokens of a lookup that goes first, 0 for none.
+    window: of `table_head`.
   """
-  width, head = TABLE.vocab_size, table_head(kind, ids)
+  width, head = TABLE.vocab_size, table_head(kind, ids, window)
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)

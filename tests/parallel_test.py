@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import block_plants
 import learned_kinds
 from learned_kinds import (
   BATCH,
@@ -166,15 +167,7 @@ def a_position_too_far(patch):
 
 
 def masks_left_in_the_cache(patch):
-  """What was drafted stays as it was drafted."""
-  honest = drafter_of("peagle")
-
-  def update(params, state, *rest):
-    after = honest.update(params, state, *rest)
-    layers = state.cache.layers
-    return after._replace(cache=after.cache.replace(layers=layers))
-
-  return honest._replace(update=update)
+  return block_plants.served_left_in_the_cache(drafter_of("peagle"))
 
 
 def blind_rounds(patch):
@@ -214,15 +207,9 @@ def test_b21_a_plant_shows_that_training_and_drafting_differ(
 
 def test_the_kit_sees_masks_left_in_the_cache():
   honest, params = learned_kinds.of_table("peagle", (), CHAIN)
-
-  def update(params, state, *rest):
-    after = honest.update(params, state, *rest)
-    layers = state.cache.layers
-    return after._replace(cache=after.cache.replace(layers=layers))
-
   with pytest.raises(AssertionError, match="breaks 'state'"):
     check_drafter(
-      honest._replace(update=update),
+      block_plants.served_left_in_the_cache(honest),
       learned_kinds.STREAMS,
       params,
       rules=(REJECTION,),

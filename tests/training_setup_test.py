@@ -272,7 +272,7 @@ def test_published_settings_fit_an_8b_target():
 def test_published_blocks(kind, slots, gamma):
   setup = published(kind)
   config, loss = setup.head_config, setup.loss
-  assert config.levels + config.block.offset == slots
+  assert config.block_size == slots
   decay = math.exp(-1 / gamma) if gamma else 1.0
   assert loss.decay == pytest.approx(decay, abs=5e-5)
   assert loss.block.base_steps == (50_000 if kind == "domino" else 0)

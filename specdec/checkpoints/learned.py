@@ -22,7 +22,7 @@ from specdec import drafters, multihost
 from specdec.checkpoints import formats, hub, shipped, tokenizer
 from specdec.checkpoints.huggingface import open_safetensors
 from specdec.checkpoints.loading import Checkpoint, check_finite
-from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import layouts
 from specdec.models.config import TransformerConfig
@@ -49,7 +49,7 @@ class Learned(NamedTuple):
 
   def draft_head(
     self, target: TransformerConfig, place: Placement | None = None
-  ) -> DraftHead:
+  ) -> AnyHead:
     """Builds the draft head for a target."""
     make = drafters.LEARNED[self.head_config.kind]
     return make(self.head_config, target, self.ids, place)

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from specdec import decode, sampling, sharding, step
 from specdec.drafters.heads import draft_head
-from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import WeightFormat
@@ -52,7 +52,7 @@ def weights(
 
 
 def head_weights(
-  head: DraftHead,
+  head: AnyHead,
   target,
   place: sharding.Placement | None,
   dtype: str = "float32",

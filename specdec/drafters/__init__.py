@@ -56,7 +56,7 @@ def from_head(
   return of.drafter(head, target, shape, place, max_external_drafts)
 
 
-# (head config, target's config, ids, place) -> DraftHead or BlockHead
+# (head config, target's config, ids, place) -> block_head.AnyHead
 block = functools.partial(block_from_module, Block)
 eagle = _head_of(Eagle, PublishedEagle)
 eagle3 = _head_of(Eagle3, PublishedEagle3)

@@ -114,9 +114,9 @@ def loss_of_output(
     else:  # what no candidate is has no probability: the slots' own are trained
       parts = [_of_draft(loss, options, base, goal)]
       entropy, is_candidate = unrolled.selection
-      known = goal.best >= 0
-      entropy = jnp.where(known, entropy, 0.0)
-      recalled = (is_candidate & known).astype(jnp.float32)
+      draftable = goal.best >= 0
+      entropy = jnp.where(draftable, entropy, 0.0)
+      recalled = (is_candidate & draftable).astype(jnp.float32)
       right, weight = recalled * jnp.exp(-entropy), options.selector_weight
       parts.append(_weighted(loss, options, entropy, right, weight))
       measures["candidate_recall"] = jnp.mean(recalled)
@@ -145,14 +145,14 @@ def loss_of_output(
     sums, measures = of_anchors(anchors)
   else:
     few = jax.checkpoint(of_anchors)
-    groups, left = divmod(count, at_once)
-    pieces = jnp.split(anchors[:, : count - left], groups, axis=1)
+    groups, rest = divmod(count, at_once)
+    pieces = jnp.split(anchors[:, : count - rest], groups, axis=1)
     sums, measures = jax.lax.map(few, jnp.stack(pieces))
     sums, measures = jnp.sum(sums, axis=0), jax.tree.map(jnp.mean, measures)
-    if left:
-      more, others = few(anchors[:, -left:])
+    if rest:
+      more, others = few(anchors[:, -rest:])
       sums += more
-      measures = optax.incremental_update(others, measures, left / count)
+      measures = optax.incremental_update(others, measures, rest / count)
   return jnp.sum(sums[:, 0] / sums[:, 1]), measures
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.unroll import unroll, unroll_slots, valid
 from specdec.training import block_drafting, draft_losses, rounds
@@ -22,7 +23,7 @@ __all__ = ["LOSSES", "Loss", "loss_of_output", "objective"]
 
 
 def objective(
-  draft_head: DraftHead,
+  draft_head: AnyHead,
   target: Model,
   loss: Loss,
   measure: bool = True,

@@ -23,7 +23,7 @@ from specdec import (
 from specdec.benchmark import batches, metrics
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.models import transformer
 from specdec.sharding import Placement
 from specdec.training import data, ngram
@@ -148,7 +148,7 @@ def acceptance_by_decoding(
 
 def head_by_decoding(
   target: Model,
-  head: DraftHead,
+  head: AnyHead,
   held_out: Sequences,
   decoding: Decoding,
   place: Placement | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec import drafters, multihost, sharding
 from specdec.compiled import memory_plan
-from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import Growing
 from specdec.models import params as model_params
@@ -75,7 +75,7 @@ def heads(
   target: TransformerConfig,
   ids: np.ndarray | None,
   place: Placement | None,
-) -> tuple[DraftHead, DraftHead]:
+) -> tuple[AnyHead, AnyHead]:
   """Returns a head as it drafts, and as it is trained.
 
   Args:
@@ -105,14 +105,14 @@ def _gather(where: jax.sharding.NamedSharding):
   return jax.jit(lambda x: x, out_shardings=where)
 
 
-def put(head: DraftHead, net: PyTree, place: Placement | None) -> PyTree:
+def put(head: AnyHead, net: PyTree, place: Placement | None) -> PyTree:
   """Returns a head's weights, which every process has, on their devices."""
   if place is None:
     return net
   return jax.tree.map(multihost.put, net, shardings(head, net, place))
 
 
-def shardings(head: DraftHead, net: PyTree, place: Placement) -> PyTree:
+def shardings(head: AnyHead, net: PyTree, place: Placement) -> PyTree:
   """Returns the NamedSharding of every weight of a head.
 
   Args:

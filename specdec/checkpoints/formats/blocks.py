@@ -320,7 +320,6 @@ def render(
   head_config: HeadConfig, target: Target, dtype: str
 ) -> dict[str, Any]:
   """Returns the config of the layers and the keys that layouts share."""
-  block = head_config.block
   config = render_layers(head_config)
   config |= {"vocab_size": target.vocab_size, "tie_word_embeddings": False}
   config |= {"hidden_act": "silu", "attention_bias": False}
@@ -328,6 +327,6 @@ def render(
   if target.max_length:
     config["max_position_embeddings"] = target.max_length
   return config | {
-    "block_size": head_config.levels + block.offset,
-    "mask_token_id": block.mask_token,
+    "block_size": head_config.block_size,
+    "mask_token_id": head_config.block.mask_token,
   }

@@ -58,8 +58,8 @@ def _check_options(config, nested, more, source: str) -> None:
     more: keys of its kind of drafter.
   """
   for key in nested:
-    known = *_SETTINGS, *more, *_ONLY
-    check_choice(f"{source}: key of {_NESTED}", key, known)
+    keys = *_SETTINGS, *more, *_ONLY
+    check_choice(f"{source}: key of {_NESTED}", key, keys)
   for key, accepted in _ONLY.items():
     for value in (config.get(key), nested.get(key)):
       if value is not None and value not in accepted:
@@ -71,11 +71,11 @@ def _check_options(config, nested, more, source: str) -> None:
 
 def _causal(config, nested, source: str) -> bool | None:
   """Returns whether it says to be causal inside the block; None: it doesn't."""
-  said = typed(config, "is_causal", bool, source, None)
+  causal = typed(config, "is_causal", bool, source, None)
   for key in _CAUSAL:
-    if said is None:
-      said = blocks.setting(config, nested, key, bool, source, None)
-  return said
+    if causal is None:
+      causal = blocks.setting(config, nested, key, bool, source, None)
+  return causal
 
 
 def _successor(setting: Callable, source: str) -> dict[str, Any]:
@@ -88,12 +88,12 @@ def _successor(setting: Callable, source: str) -> dict[str, Any]:
   check_choice(f"{source}: projector_type", projector, ("dflash", "domino"))
   domino = projector == "domino"
   wanted = {"shift_label": domino, "pure_draft_prefix_len": int(domino)}
-  for key, value in wanted.items():
-    said = setting(key, type(value), type(value)())
-    if said != value:
+  for key, accepted in wanted.items():
+    value = setting(key, type(accepted), type(accepted)())
+    if value != accepted:
       raise ValueError(
-        f"{source} has {key} = {said!r} with projector_type = {projector!r}; "
-        f"accepted: {value!r}"
+        f"{source} has {key} = {value!r} with projector_type = {projector!r}; "
+        f"accepted: {accepted!r}"
       )
   if not domino:
     return {}

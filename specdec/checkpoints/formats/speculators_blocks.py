@@ -152,7 +152,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
   block = head_config.block
   keys = {
     "draft_vocab_size": head_config.vocabulary or target.vocab_size,
-    "block_size": head_config.levels + block.offset,
+    "block_size": head_config.block_size,
     "target_hidden_size": None,
     _LAYERS: list(head_config.features),
     "mask_token_id": block.mask_token,

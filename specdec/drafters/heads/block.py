@@ -1,17 +1,18 @@
 """Block drafters: all draft tokens of a round in one pass over the target's KV.
 
-DFlash (Chen et al., arXiv:2602.06036). Streams entering several of the target's
-layers are projected to one context vector for each verified token; every layer
-of the drafter makes keys and values of its own from them. A block, the pending
-token (the anchor) and masks behind it, attends to this context and to itself;
-slot by slot it gives distributions of the tokens to come. JetSpec's block is
-causal, DSpark and Domino add what follows from the tokens drawn (successor.py).
-DFlash2 (github.com/z-lab/dflash) chooses among a slot's likeliest tokens, and
-convolves the slots around attention and MLP. In the compact layout the hidden
-states pass a norm each before they are projected, as EAGLE-3's do.
+DFlash (Chen et al., arXiv:2602.06036). Hidden states entering several of the
+target's layers are projected to one context vector for each verified token;
+every layer of the drafter makes keys and values of its own from them. A block,
+the pending token (the anchor) and masks behind it, attends to this context and
+to itself; slot by slot it gives distributions of the tokens to come. JetSpec's
+block is causal, DSpark and Domino add what follows from the tokens drawn
+(successor.py). DFlash2 (github.com/z-lab/dflash) chooses among a slot's
+likeliest tokens, and convolves the slots around attention and MLP. In the
+compact layout the hidden states pass a norm each before they are projected, as
+EAGLE-3's do.
 
-The anchor's own hidden state is not known when it is the anchor: the context
-are the committed tokens but the pending one.
+The anchor's own hidden state is not known when it is the anchor: the context is
+every committed token except the pending one.
 """
 
 import functools
@@ -63,8 +64,8 @@ class BlockAttention(nn.Module):
   def __call__(self, x: Array, angles, attend: Attend):
     query, key, value = linear(x, self.q, self.k, self.v)
     query = rotate(self.q_norm(self._heads(query, "query")), *angles)
-    y, left = attend(query, *self._stored(key, value, angles))
-    return self.o(self.place(y, "rows", None, "query")), left
+    y, cached = attend(query, *self._stored(key, value, angles))
+    return self.o(self.place(y, "rows", None, "query")), cached
 
 
 class _Zeros(Linear):
@@ -143,12 +144,12 @@ class BlockLayer(nn.Module):
     y, behind = self.attention_norm(x), lambda y: y
     if self.block.taps:
       y, behind = self.attention_conv(y, slots)
-    y, left = self.attention(y, angles, attend)
+    y, cached = self.attention(y, angles, attend)
     x = x + behind(y)
     y = self.mlp_norm(x)
     if self.block.taps:
       y, behind = self.mlp_conv(y, slots)
-    return x + behind(self.mlp(y)), left
+    return x + behind(self.mlp(y)), cached
 
 
 class Block(nn.Module):
@@ -177,9 +178,8 @@ class Block(nn.Module):
     ]
     self.norm = RMSNorm(r.norm_epsilon)
     self.head = Head(r, self.target, self.num_tokens, normed=True)
-    if b.successor != "none":
-      kind = successor.KINDS[b.successor]
-      self.successor = kind(r, self.target, self.num_tokens, self.embed_table)
+    kind = successor.KINDS[b.successor]
+    self.successor = kind(r, self.target, self.num_tokens, self.embed_table)
     if b.confidence:
       self.confidence_head = Linear(1, bias=True)
 
@@ -212,12 +212,12 @@ class Block(nn.Module):
     x = x.reshape(batch, blocks * slots, -1)
     positions = positions.reshape(batch, -1)
     angles = rope_angles(self.config, positions, None)
-    left = []
+    layers = []
     for layer, attend in zip(self.layer, attends, strict=True):
-      x, part = layer(x, angles, attend, slots)
-      left.append(part)
+      x, cached = layer(x, angles, attend, slots)
+      layers.append(cached)
     x = self.norm(x).reshape(batch, blocks, slots, -1)
-    return x[:, :, b.offset :], tuple(left)
+    return x[:, :, b.offset :], tuple(layers)
 
   def _embed(self, target_weights: TargetWeights, tokens: Array) -> Array:
     x = self.embed_table(target_weights, tokens)
@@ -229,18 +229,12 @@ class Block(nn.Module):
     return self.head(target_weights, hidden)
 
   def begin(self, batch: int, num_tokens: int) -> PyTree:
-    if self.head_config.block.successor == "none":
-      return ()
     return self.successor.begin(batch, num_tokens)
 
   def offer(self, logits: Array) -> PyTree:
-    if self.head_config.block.successor == "none":
-      return logits
     return self.successor.offer(logits)
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
-    if self.head_config.block.successor == "none":
-      return state, offered
     return self.successor.step(
       target_weights, state, tokens, hidden, offered, depth
     )
@@ -251,7 +245,6 @@ class Block(nn.Module):
     return self.successor.selection(hidden, tokens, logits, labels)
 
   def confidence(self, hidden: Array, tokens: Array) -> Array:
-    if self.head_config.block.successor != "none":
-      memory = self.successor.memory(tokens).astype(hidden.dtype)
-      hidden = jnp.concatenate([hidden, memory], axis=-1)
-    return self.confidence_head(hidden)[..., 0]
+    memory = self.successor.memory(tokens).astype(hidden.dtype)
+    both = jnp.concatenate([hidden, memory], axis=-1)
+    return self.confidence_head(both)[..., 0]

@@ -10,7 +10,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.types import DrafterCost, PyTree, StepCost
 
-_ENCODER = ("gather", "context_norm")  # and norms of the streams
+_ENCODER = ("gather", "context_norm")  # and norms of the hidden states
 
 
 def drafter_cost(
@@ -20,7 +20,7 @@ def drafter_cost(
 
   The pass of a round reads its layers, the map from embeddings and the
   vocabulary projection; the update reads what makes context: the projection of
-  streams, and the layers' maps to keys and values; every draft token the
+  hidden states, and the layers' maps to keys and values; every draft token the
   successor. Rows of the target's vocabulary projection count as the target's,
   unless it drafts from a smaller vocabulary: then it holds a copy of them. Of
   a whole vocabulary every chip computes its part (StepCost.split_bytes).
@@ -112,7 +112,7 @@ def drafter_cost(
 
 def item_size(target: TransformerConfig) -> int:
   """Returns the bytes of a number of a head, which has the target's dtype: of
-  its weights, its KV and the streams that it keeps."""
+  its weights, its KV and the hidden states that it keeps."""
   return jnp.dtype(target.dtype).itemsize
 
 

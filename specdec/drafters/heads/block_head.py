@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from specdec import sharding
 from specdec.drafters.heads.draft_head import (
+  DraftHead,
   TargetWeights,
   cache_constructor,
   instantiate,
@@ -79,8 +80,12 @@ class BlockHead(NamedTuple):
     Only a causal block may be cut: any other's slots see all of it.
     """
     config = self.head_config
-    k = k if k is not None and config.block.causal else config.levels
+    if k is None or not config.block.causal:
+      return config.block_size
     return k + config.block.offset
+
+
+AnyHead = DraftHead | BlockHead  # what drafters.LEARNED constructs
 
 
 @cached
@@ -106,20 +111,19 @@ def block_from_module(
 
   def once(mdl):
     """Every weight there is."""
-    stream = jnp.zeros((1, 1, target.width))
+    hidden = jnp.zeros((1, 1, target.width))
     zero = jnp.zeros((1, 1), jnp.int32)
     target_weights = TargetWeights(
       jnp.zeros((max(1, head_config.block.mask_token + 1), target.width)),
       jnp.zeros((num_tokens, target.width)),
     )
-    streams = (stream,) * len(head_config.features)
-    mdl.context(mdl.encode(ModelOutput(None, stream, streams)), zero)
+    features = (hidden,) * len(head_config.features)
+    mdl.context(mdl.encode(ModelOutput(None, hidden, features)), zero)
 
     def attend(query, key, value):
       return query.reshape(*query.shape[:2], -1), None
 
-    slots = head_config.levels + head_config.block.offset
-    positions = jnp.zeros((1, 1, slots), jnp.int32)
+    positions = jnp.zeros((1, 1, head_config.block_size), jnp.int32)
     attends = [attend] * head_config.num_layers
     hidden, _ = mdl.draft(target_weights, zero, positions, attends)
     hidden = hidden[:, 0, :1]

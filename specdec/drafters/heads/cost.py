@@ -8,6 +8,7 @@ from jax.extend import core
 
 from specdec.drafters.heads import block_cost
 from specdec.drafters.heads.block_cost import num_weights
+from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
 from specdec.models import attention
 from specdec.models.config import TransformerConfig
@@ -16,7 +17,7 @@ from specdec.types import DrafterCost, ModelOutput, StepCost
 
 
 def drafter_cost(
-  draft_head: DraftHead,
+  draft_head: AnyHead,
   target: TransformerConfig,
   form: WeightFormat | None = None,
 ) -> DrafterCost:

@@ -249,6 +249,11 @@ class HeadConfig:
     return (self.exit_layer,) if self.exits else self.features
 
   @property
+  def block_size(self) -> int:
+    """Slots of a block that drafts all of its levels."""
+    return self.levels + self.block.offset
+
+  @property
   def predicts_hidden(self) -> bool:
     """Whether it predicts the target's hidden states."""
     return self._kind.predicts_hidden

@@ -44,12 +44,22 @@ class Successor(nn.Module):
   def begin(self, batch: int, num_tokens: int) -> PyTree:
     return ()
 
+  def memory(self, tokens: Array) -> Array:
+    return jnp.zeros((*tokens.shape, 0))
+
   def offer(self, logits: Array) -> PyTree:
     return logits
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
     state, term = self.term(target_weights, state, tokens, hidden, depth)
     return state, offered + term.astype(offered.dtype)
+
+
+class NoSuccessor(Successor):
+  """Slots that know nothing of the draft tokens before them."""
+
+  def step(self, target_weights, state, tokens, hidden, offered, depth):
+    return state, offered
 
 
 class Markov(Successor):
@@ -105,7 +115,7 @@ class RnnMarkov(Markov):
 
 class Gru(Successor):
   """Domino's GRU over the block's embeddings of the tokens, and two layers over
-  the slot's hidden state and its own."""
+  the slot's hidden state and the GRU's."""
 
   def setup(self):
     self.size = self.head_config.block.state or self.head_config.width
@@ -116,9 +126,6 @@ class Gru(Successor):
 
   def begin(self, batch, num_tokens):
     return jnp.zeros((batch, num_tokens, self.size))
-
-  def memory(self, tokens: Array) -> Array:
-    return jnp.zeros((*tokens.shape, 0))
 
   def term(self, target_weights, state, tokens, hidden, depth):
     x = self.embed_table(target_weights, tokens).astype(state.dtype)
@@ -140,6 +147,8 @@ class Selector(Successor):
   token has a probability.
   """
 
+  memory = Markov.memory
+
   def setup(self):
     block = self.head_config.block
     self.count = min(block.candidates, self.num_tokens)
@@ -147,15 +156,13 @@ class Selector(Successor):
     self.second = Weight((self.num_tokens, block.rank))
     self.narrow = Linear(block.rank)
 
-  def memory(self, tokens: Array) -> Array:
-    return look_up(self.first(jnp.float32), tokens)
-
-  def _scores(self, hidden, tokens, own, ids: Array) -> Array:
-    """[B, T, C] of tokens ids [B, T, C] that it can draft, given their own."""
+  def _scores(self, hidden, tokens, logits, ids: Array) -> Array:
+    """[B, T, C] of tokens ids [B, T, C] that it can draft, with logits that the
+    slot gives them."""
     read = self.memory(tokens) * self.narrow(hidden)
     rows = look_up(self.second(jnp.float32), ids)
     term = jnp.sum(read[:, :, None] * rows, axis=-1)
-    return own + term.astype(own.dtype)
+    return logits + term.astype(logits.dtype)
 
   def offer(self, logits: Array) -> tuple[Array, Array]:
     """Returns the candidates, and their logits."""
@@ -163,9 +170,9 @@ class Selector(Successor):
     return ids, jnp.take_along_axis(logits, ids, axis=-1)
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
-    ids, own = offered
-    scores = self._scores(hidden, tokens, own, ids)
-    none = jnp.full((*ids.shape[:-1], self.num_tokens), -jnp.inf, own.dtype)
+    ids, logits = offered
+    scores = self._scores(hidden, tokens, logits, ids)
+    none = jnp.full((*ids.shape[:-1], self.num_tokens), -jnp.inf, logits.dtype)
     return state, jnp.put_along_axis(none, ids, scores, -1, inplace=False)
 
   def selection(
@@ -183,8 +190,8 @@ class Selector(Successor):
     listed = jnp.any(ids == labels[..., None], axis=-1)
     last = jnp.where(listed, ids[..., -1], labels)
     ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
-    own = jnp.take_along_axis(logits, ids, axis=-1)
-    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, own, ids))
+    logits = jnp.take_along_axis(logits, ids, axis=-1)
+    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
     right = ids == labels[..., None]
     return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), listed
 
@@ -195,16 +202,17 @@ def _likeliest(logits: Array, count: int) -> Array:
   column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
 
   def turn(i, carry):
-    left, ids = carry
-    best = sampling.argmax(left)
-    left = jnp.where(column == best[..., None], -jnp.inf, left)
-    return left, ids.at[..., i].set(best)
+    remaining, ids = carry
+    best = sampling.argmax(remaining)
+    remaining = jnp.where(column == best[..., None], -jnp.inf, remaining)
+    return remaining, ids.at[..., i].set(best)
 
   ids = jnp.zeros((*logits.shape[:-1], count), jnp.int32)
   return jax.lax.fori_loop(0, count, turn, (logits, ids))[1]
 
 
 KINDS = {
+  "none": NoSuccessor,
   "markov": Markov,
   "gated_markov": GatedMarkov,
   "rnn_markov": RnnMarkov,
