@@ -30,14 +30,14 @@ def get_config() -> config_dict.ConfigDict:
     experts_per_token=2,
   )
   options = Options(
-    steps=1200,
+    steps=500,
     batch=8,
     sequence=256,
     learning_rate=2e-3,
-    warmup=50,
+    warmup=20,
     final_fraction=0.02,
     adam_b2=0.999,
-    eval_every=200,
+    eval_every=100,
     save_every=100,
     eval_sequences=32,
   )

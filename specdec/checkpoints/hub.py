@@ -64,6 +64,8 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
       f"{path} has only pickled weights ({join_names(sorted(pickled))}), which "
       "can run code when loaded; accepted: model.safetensors or one .gguf file"
     )
+  if patterns == CONFIG_FILES and (path / "config.json").is_file():
+    return path  # a shape alone, for random weights
   raise FileNotFoundError(
     f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX}, "
     f"{orbax_layout.FOLDER}/ nor a .gguf file"

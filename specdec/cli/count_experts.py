@@ -20,7 +20,7 @@ import numpy as np
 
 from specdec.benchmark import expert_counts, results, rows
 from specdec.cli import app, setup_flags
-from specdec.report import tables
+from specdec.report import mixture_tables
 from specdec.roofline.cost import experts_touched
 from specdec.utils import terminal
 
@@ -58,7 +58,7 @@ def count(options: app.Options) -> None:
     )
     for name in ("of_one_text", "of_many_texts")
   }
-  document = header | {
+  counts = {
     "experts": experts,
     "experts_per_token": per_token,
     "correlation": best,
@@ -73,9 +73,10 @@ def count(options: app.Options) -> None:
       for x in counted
     ],
   }
+  document = header | {"expert_counts": counts}
   if options.json:
     results.write_json(options.json, document)
-  terminal.report(tables.of_experts(document))
+  terminal.report(mixture_tables.of_experts(counts))
   for caveat in document["caveats"]:
     terminal.report(f"warning: {caveat}")
 

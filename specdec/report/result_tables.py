@@ -17,6 +17,7 @@ from specdec.report import (
   goodput_tables,
   length_tables,
   lossy_table,
+  mixture_tables,
   result_plots,
   steps,
   sweep_page,
@@ -416,8 +417,9 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, batches, equal, equal_priced,
-    long_contexts, rules, exact, lossy, beams, engines, goodput, best_shapes,
-    length_tables.lengths, length_tables.priced_lengths, sweep, leviathan,
-    printed, compiled, calibration, identity,
+    long_contexts, rules, exact, lossy, beams, engines, goodput,
+    mixture_tables.experts, mixture_tables.mixture_batches,
+    best_shapes, length_tables.lengths, length_tables.priced_lengths, sweep,
+    leviathan, printed, compiled, calibration, identity,
   )
 }  # fmt: skip

@@ -13,7 +13,6 @@ from specdec.benchmark.results import Run
 from specdec.benchmark.setup import Setup
 from specdec.report import roofline
 from specdec.roofline.calibration import Calibration
-from specdec.roofline.cost import experts_touched
 from specdec.utils import terminal
 
 ALL = "all"  # the group of everything
@@ -52,37 +51,6 @@ def acceptance_length(run: Mapping) -> str:
   counts = run["acceptance"].get("speculative_decoding") or {}
   length = counts.get("mean_acceptance_length")
   return "-" if length is None else f"{length:.2f}"
-
-
-def of_experts(document: Mapping, show: Callable = listed) -> str:
-  """Formats what count_experts.py counted, beside the formula.
-
-  Args:
-    show: `listed` or `markdown`.
-  """
-  count, chosen = document["experts"], document["experts_per_token"]
-  best = document["correlation"]
-
-  def formula(name: str) -> Callable[[dict], str]:
-    def cell(row: dict) -> str:
-      touched = experts_touched(count, chosen, row["tokens"], best[name])
-      return f"{estimate(name)(row)} / {touched:.2f}"
-
-    return cell
-
-  columns = {
-    "tokens": "{[tokens]}",
-    f"of one text / r = {best['of_one_text']:.2f}": formula("of_one_text"),
-    f"of as many texts / r = {best['of_many_texts']:.2f}": formula(
-      "of_many_texts"
-    ),
-    "independent": "{[independent]:.2f}",
-  }
-  title = (
-    f"experts of {count} that are touched, {chosen} a token; the busiest has "
-    f"{document['busiest']:.0%} of the choices"
-  )
-  return f"{title}\n\n{show(document['touched'], columns)}"
 
 
 def by_group(runs: Sequence[Run]) -> str:

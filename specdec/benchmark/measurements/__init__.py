@@ -28,6 +28,7 @@ MEASUREMENTS = (
   *drafters.smollm2(),
   *speeds.lengths(),
   *speeds.beams(),
+  *speeds.mixtures(),
   *speeds.goodput(),
   *predictions.PREDICTIONS,
   *predictions.heads(),

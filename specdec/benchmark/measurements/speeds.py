@@ -99,6 +99,32 @@ def beams() -> Iterable[Measurement]:
   )
 
 
+def mixtures() -> Iterable[Measurement]:
+  """Experts that passes of a trained mixture touch, and what that means for
+  rounds of one with random weights, whose drafts cost nothing."""
+  yield Measurement(
+    "mixture_experts",
+    "count_experts --target=runs/mixture/best",
+    2,
+    None,
+    needs=(
+      (
+        "runs/mixture/best/config.json",
+        "python scripts/train.py --config=configs/train/mixture.py "
+        "--folder=runs/mixture",
+      ),
+    ),
+  )
+  yield Measurement(
+    "mixture_batches",
+    "bench --target=configs/shapes/mixture --random_weights --noprefill "
+    "--context=64 --limit=16 --max_new_tokens=32 --drafter=lookup "
+    "--acceptance=synthetic(0.8) --k=4 --batch=1,4,16 --passes=1,5 --repeats=5",
+    6,
+    None,
+  )
+
+
 def goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
   shipped = (
