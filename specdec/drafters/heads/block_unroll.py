@@ -132,16 +132,26 @@ def _packed(
       x = config.head_dim**-0.5 * x  # [B, heads, group, A, S, ...]
       return jnp.where(mask, x, -jnp.inf)
 
-    both = jnp.concatenate(
-      [
-        scores("baskgd,bktd->bkgast", keys, before),
-        scores("baskgd,bkaud->bkgasu", by_block(key), inside),
-      ],
-      axis=-1,
+    def weighted(form, weights, values):
+      weights = weights.astype(values.dtype)
+      return jnp.einsum(
+        form, weights, values, preferred_element_type=jnp.float32
+      )
+
+    # One softmax of both parts, not concatenated and divided behind the
+    # products: arrays as large as the scores cost main-memory traffic.
+    both = (
+      scores("baskgd,bktd->bkgast", keys, before),
+      scores("baskgd,bkaud->bkgasu", by_block(key), inside),
     )
-    shares = jax.nn.softmax(both, axis=-1).astype(values.dtype)
-    y = jnp.einsum("bkgast,bktd->baskgd", shares[..., :size], values)
-    y += jnp.einsum("bkgasu,bkaud->baskgd", shares[..., size:], by_block(value))
+    tops = (jnp.max(x, axis=-1, keepdims=True) for x in both)
+    top = jax.lax.stop_gradient(jnp.maximum(*tops))
+    text, block = (jnp.exp(x - top) for x in both)
+    total = jnp.sum(text, axis=-1) + jnp.sum(block, axis=-1)
+    y = weighted("bkgast,bktd->baskgd", text, values)
+    y += weighted("bkgasu,bkaud->baskgd", block, by_block(value))
+    y /= total.transpose(0, 3, 4, 1, 2)[..., None]
+    y = y.astype(values.dtype)
     return y.reshape(batch, blocks * slots, -1), None
 
   return attend
