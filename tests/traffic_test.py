@@ -116,6 +116,84 @@ def test_a_collective_in_several_fusions_counts_once():
   assert traffic.by_kind(found) == {"all-gather": (2.0, 512.0)}
 
 
+# A gather of 8 x 512 f32 by four chips that runs along with the passes of a
+# loop: each fusion hands on its ends and shows a piece of it.
+ALONG = """\
+HloModule jit_step, is_scheduled=true
+
+%begin (p: f32[8,128]) -> (f32[8,128], f32[8,512], s32[2]) {
+  %p = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %all-gather.1 = f32[8,512]{1,0:T(8,128)} all-gather(%p), channel_id=7, dimensions={1}
+  ROOT %custom-call.1 = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, s32[2]{0:S(4)}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%piece (q.0: f32[8,128], q.1: f32[8,512], q.2: f32[8,256]) -> (f32[8,256], f32[8,128], f32[8,512], f32[8,512]) {
+  %q.2 = f32[8,256]{1,0:T(8,128)} parameter(2)
+  %own = f32[8,256]{1,0:T(8,128)} negate(%q.2)
+  %q.0 = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %q.1 = f32[8,512]{1,0:T(8,128)} parameter(1)
+  %all-gather.2 = f32[8,512]{1,0:T(8,128)} all-gather(%q.0), channel_id=7, dimensions={1}
+  ROOT %all = (f32[8,256]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}) tuple(%own, %q.0, %q.1, %all-gather.2)
+}
+
+%finish (r.0: f32[8,128], r.1: f32[8,512]) -> f32[8,512] {
+  %r.0 = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %r.1 = f32[8,512]{1,0:T(8,128)} parameter(1)
+  %all-gather.3 = f32[8,512]{1,0:T(8,128)} all-gather(%r.0), channel_id=7, dimensions={1}
+  ROOT %custom-call.2 = f32[8,512]{1,0:T(8,128)} custom-call(%r.0, %r.1, %all-gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%body (arg: (f32[8,128], f32[8,512], f32[8,256])) -> (f32[8,128], f32[8,512], f32[8,256]) {
+  %arg = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) parameter(0)
+  %from = f32[8,128]{1,0:T(8,128)} get-tuple-element(%arg), index=0
+  %to = f32[8,512]{1,0:T(8,128)} get-tuple-element(%arg), index=1
+  %x = f32[8,256]{1,0:T(8,128)} get-tuple-element(%arg), index=2
+  %run = (f32[8,256]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}) fusion(%from, %to, %x), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}, calls=%piece
+  %x.1 = f32[8,256]{1,0:T(8,128)} get-tuple-element(%run), index=0
+  %from.1 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%run), index=1
+  %to.1 = f32[8,512]{1,0:T(8,128)} get-tuple-element(%run), index=2
+  ROOT %out = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) tuple(%from.1, %to.1, %x.1)
+}
+
+%cond (arg.1: (f32[8,128], f32[8,512], f32[8,256])) -> pred[] {
+  %arg.1 = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) parameter(0)
+  ROOT %go = pred[]{:T(512)} constant(true)
+}
+
+ENTRY %main (a: f32[8,128], b: f32[8,256]) -> f32[8,512] {
+  %a = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %b = f32[8,256]{1,0:T(8,128)} parameter(1)
+  %start = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, s32[2]{0:S(4)}) fusion(%a), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%begin
+  %a.1 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%start), index=0
+  %g.1 = f32[8,512]{1,0:T(8,128)} get-tuple-element(%start), index=1
+  %given = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) tuple(%a.1, %g.1, %b)
+  %loop = (f32[8,128]{1,0:T(8,128)}, f32[8,512]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) while(%given), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %a.2 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%loop), index=0
+  %g.2 = f32[8,512]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  ROOT %done = f32[8,512]{1,0:T(8,128)} fusion(%a.2, %g.2), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%finish
+}
+"""  # noqa: E501
+
+
+def test_a_collective_that_runs_along_moves_its_bytes_once():
+  row = 8 * 128 * 4
+  found = traffic.touches(hlo.Program(ALONG))
+  assert [(t.name, t.read, t.written, t.times) for t in found] == [
+    ("start", row, 4 * row, 1),
+    ("run", 2 * row, 2 * row, 3),
+  ]
+
+
+def test_a_parameter_that_is_copied_out_counts():
+  """As a fusion's result that lies in no operand."""
+  aliased = "{{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}"
+  text = ALONG.replace(f" output_to_operand_aliasing={aliased},", "")
+  assert text != ALONG
+  run = {t.name: t for t in traffic.touches(hlo.Program(text))}["run"]
+  row = 8 * 128 * 4
+  assert (run.read, run.written) == (7 * row, (7 + 4) * row)
+
+
 def test_gathered_finds_whole_weights():
   def one(kind, *shape):
     return traffic.Exchange(kind, (shape,), 1.0, 1.0, "")

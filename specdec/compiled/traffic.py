@@ -2,7 +2,7 @@
 
 Invariant: buffers in on-chip memory (S(1) in a layout) cause no main-memory
 traffic; a slice read from a buffer, or written into it in place, counts by the
-slice's size.
+slice's size; a buffer that a fusion only hands on counts nothing.
 """
 
 import collections
@@ -27,6 +27,8 @@ _FREE_CALLS = frozenset(
   ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
+# What opens and closes a collective that runs along with other fusions.
+_ENDS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
 class Exchange(NamedTuple):
@@ -54,16 +56,22 @@ def exchanges(
     for one in (outer, *program.inside(outer)):
       kind = one.op.removesuffix("-start")
       if kind in COLLECTIVES:
-        channel = re.search(r"channel_id=(\d+)", one.line)
+        channel = _channel(one)
         if one is not outer and channel:
-          if channel[1] in fused:
+          if channel in fused:
             continue
-          fused.add(channel[1])
+          fused.add(channel)
         buffers = one.results
         shapes = tuple(b.shape for b in buffers)
         size = sum(b.payload for b in buffers)
         collectives.append(Exchange(kind, shapes, size, times, one.source))
   return collectives
+
+
+def _channel(one: hlo.Instruction) -> str | None:
+  """Returns a collective's channel, None if it has none."""
+  channel = re.search(r"channel_id=(\d+)", one.line)
+  return channel and channel[1]
 
 
 def by_kind(collectives: list[Exchange]) -> dict[str, tuple[float, float]]:
@@ -114,17 +122,21 @@ def touches(
 ) -> list[Touched]:
   """Lists every instruction's main-memory traffic.
 
-  `unknown` as in hlo.Program.runs.
+  `unknown` as in hlo.Program.runs. A collective in several fusions counts in
+  the first, as in `exchanges`.
   """
-  touched = []
+  touched: list[Touched] = []
+  fused: set[str] = set()
   for one, around, times in program.runs(unknown):
     if one.op in _FREE or one.op.endswith("-done"):
       continue
     target = re.search(r'custom_call_target="(\w+)"', one.line)
     if (target and target[1] in _FREE_CALLS) or _is_there(one, around):
       continue
-    read, written = _traffic(program, one, around)
-    if times and (read or written):
+    if not times:
+      continue
+    read, written = _traffic(program, one, around, fused)
+    if read or written:
       entry = Touched(one.name, one.op, read, written, times, one.source)
       touched.append(entry)
   return touched
@@ -144,8 +156,8 @@ def _outside(buffers) -> float:
   return sum(b.bytes for b in buffers if not b.on_chip)
 
 
-def _traffic(program: hlo.Program, one: hlo.Instruction, around):
-  """Returns bytes (read, written) of one instruction."""
+def _traffic(program: hlo.Program, one: hlo.Instruction, around, fused):
+  """Returns bytes (read, written) of one instruction; `fused` as of _fusion."""
   operands = [
     around[name].buffers if name in around else () for name in one.operands
   ]
@@ -157,7 +169,7 @@ def _traffic(program: hlo.Program, one: hlo.Instruction, around):
     size = sum(b.bytes for b in one.results)
     return (size if _outside(operands[0]) else 0.0), _outside(one.results)
   if one.op == "fusion":
-    return _fusion(program, one, operands)
+    return _fusion(program, one, operands, fused)
   if one.op.endswith("-start") and program.called(one):
     return 0.0, 0.0  # Program.runs visits its computation
   return sum(map(_outside, operands)), _outside(one.results)
@@ -204,9 +216,54 @@ def _parameters(inside: dict[str, hlo.Instruction]) -> dict[str, int]:
   }
 
 
-def _fusion(program: hlo.Program, one: hlo.Instruction, operands):
-  """Returns bytes (read, written) of a fusion."""
+def _handed_on(
+  one: hlo.Instruction, inside: dict[str, hlo.Instruction], begun: set[str]
+) -> tuple[set[str], set[int]]:
+  """Finds what a fusion only hands on, for a collective that runs along.
+
+  Args:
+    begun: names of the fusion's collectives that an earlier fusion began.
+
+  Returns:
+    Names of the root's operands that are handed on; places in the fusion's
+    result that are not written.
+  """
+  root = next((x for x in inside.values() if x.root), None)
+  aliased = re.search(r"output_to_operand_aliasing=\{(.*?)\}, ", one.line)
+  if not root or not aliased:
+    return set(), set()
+  pairs = re.findall(r"\{(\d*)\}: \((\d+),", aliased[1])
+  numbers = {int(place or 0): int(number) for place, number in pairs}
+  target = re.search(r'custom_call_target="(\w+)"', root.line)
+  if target and target[1] in _ENDS:
+    return set(root.operands), set(numbers)
+  if root.op != "tuple":
+    return set(), set()
+  parameters = _parameters(inside)
+  same = {
+    place
+    for place, number in numbers.items()
+    if root.operands[place] in begun
+    or parameters.get(root.operands[place]) == number
+  }
+  return {root.operands[place] for place in same}, same
+
+
+def _fusion(
+  program: hlo.Program, one: hlo.Instruction, operands, fused: set[str]
+):
+  """Returns bytes (read, written) of a fusion.
+
+  Args:
+    fused: channels of collectives in fusions before; this one's are added.
+  """
   inside = program.called(one)
+  channels = {
+    x.name: _channel(x) for x in inside.values() if x.op in COLLECTIVES
+  }
+  begun = {name for name, channel in channels.items() if channel in fused}
+  fused.update(filter(None, channels.values()))
+  handed_on, same = _handed_on(one, inside, begun)
   read, written, updated = 0.0, 0.0, []
   for name, number in _parameters(inside).items():
     size = _outside(operands[number])
@@ -215,6 +272,8 @@ def _fusion(program: hlo.Program, one: hlo.Instruction, operands):
     partial = 0.0
     for user, via, around in _uses(program, inside, name):
       first = user.operands[0] == via
+      if user.name in begun or (user.root and name in handed_on):
+        continue
       if user.op in _SLICES and first:
         partial += sum(b.bytes for b in user.buffers)
       elif user.op in ("dynamic-update-slice", "scatter") and first:
@@ -225,7 +284,9 @@ def _fusion(program: hlo.Program, one: hlo.Instruction, operands):
         partial = size
         break
     read += min(partial, size)
-  for buffer in one.buffers:
+  for place, buffer in enumerate(one.buffers):
+    if place in same:
+      continue
     if buffer.shape in updated:  # updated in place; its slices are counted
       updated.remove(buffer.shape)
     elif not buffer.on_chip:
