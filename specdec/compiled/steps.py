@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 
 import specdec
-from specdec.compiled import hlo, traffic
+from specdec.compiled import hlo, products, traffic
 from specdec.roofline import chips
 from specdec.roofline.chips import Chip
 
@@ -89,7 +89,7 @@ def compile_step(
     "arguments": memory.argument_size_in_bytes,
     "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
     "temporaries": memory.temp_size_in_bytes,
-    "flops": (compiled.cost_analysis() or {}).get("flops", 0.0),
+    "flops": products.flops(program, unknown),
     "read": sum(t.times * t.read for t in touched),
     "written": sum(t.times * t.written for t in touched),
     "collectives": traffic.by_kind(exchanges),
