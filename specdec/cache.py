@@ -74,7 +74,7 @@ def check_tokens(model: Model, tokens: int, name: str) -> None:
     raise ValueError(
       f"the recurrent layers of {name} keep slots for {most} tokens of a call, "
       f"and this draft needs {tokens}: take a smaller one, or a larger "
-      "recurrence.num_nodes"
+      "num_nodes"
     )
 
 

@@ -67,7 +67,10 @@ def calls_name(given: Sequence[calls.Call]) -> str:
 
 
 def _target_name(setup: Setup) -> str:
-  return _placed(held_name(setup.target, setup.weights, setup.kv), setup)
+  name = held_name(setup.target, setup.weights, setup.kv)
+  if setup.num_nodes:
+    name += f", num_nodes {setup.num_nodes}"
+  return _placed(name, setup)
 
 
 def _placed(name: str, setup: Setup) -> str:

@@ -17,7 +17,7 @@ from specdec.benchmark.target import (
   config_of,
   held_name,
   source_of,
-  with_kv,
+  with_cache,
 )
 from specdec.checkpoints import Checkpoint
 from specdec.checkpoints.common_tokens import common_tokens
@@ -75,7 +75,8 @@ def _draft_of(
   key = held_name(name, weights, kv)
   if key not in drafts:
     draft = _load_draft(str(name), target, weights)
-    drafts[key] = with_kv(draft, kv)
+    config = with_cache(draft.config, kv)
+    drafts[key] = dataclasses.replace(draft, config=config)
   draft = drafts[key]
   return draft, transformer.model(draft.config, target.draft_place)
 

@@ -268,7 +268,8 @@ def check_times(
   for entry in document["passes"]:
     entry["bandwidth"] *= devices
     share = entry["bandwidth_share"]
-    share |= {name: x and x / devices for name, x in share.items()}
+    for name in ("value", "error"):
+      share[name] = share[name] and share[name] / devices
     document["bandwidth"] = max(document["bandwidth"], entry["bandwidth"])
   for entry in document["passes"]:
     compute = entry["flops"] / (peak * devices) if peak else 0.0

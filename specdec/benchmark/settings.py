@@ -101,6 +101,8 @@ class Settings:
       model(NAME, weights=int8).
     kv: int8: keys and values in the target's cache, each with a scale, if not
       dtype. Of a draft model: model(NAME, kv=int8).
+    num_nodes: Most tokens of a call, of a draft above all, for which the
+      target's recurrent layers keep slots. Default: 64, or a preset's.
     random_weights: Take shapes only, and random weights: for speed, not for
       text.
     seed: Seed of all noise; a prompt's number is mixed in, and a corpus, which
@@ -126,6 +128,7 @@ class Settings:
   dtype: str = "float32"
   weights: str | None = None
   kv: str | None = None
+  num_nodes: int | None = None
   random_weights: bool = False
   seed: int = 0
   mesh: str | None = None
@@ -144,6 +147,8 @@ class Settings:
     for name in ("batch", "prompt_size", "max_new_tokens"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 1")
+    if self.num_nodes is not None and self.num_nodes < 1:
+      raise ValueError(f"num_nodes = {self.num_nodes}; it must be >= 1")
     if self.k is not None and not 0 <= self.k <= catalog.MAX_DRAFT:
       raise ValueError(
         f"k = {self.k:,}; it must be in 0..{catalog.MAX_DRAFT:,}"

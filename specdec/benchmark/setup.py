@@ -26,7 +26,7 @@ from specdec.benchmark.target import (
   Weighted,
   config_of,
   source_of,
-  with_kv,
+  with_cache,
 )
 from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
@@ -52,7 +52,7 @@ class Setup(Settings):
   def identity(self) -> tuple:
     """What decides on the loaded target; a decoder's target must agree."""
     fields = [self.target, self.dtype, self.weights, self.kv]
-    fields += [self.random_weights, self.mesh]
+    fields += [self.num_nodes, self.random_weights, self.mesh]
     if self.random_weights:
       fields.append(self.seed)
     if self.mesh:  # it places the drafter, too
@@ -67,7 +67,8 @@ class Setup(Settings):
   def target_config(self) -> TransformerConfig:
     """Reads the config of the target; no weights."""
     source = source_of(self.target)
-    return config_of(source, self.dtype, self.weights, self.kv)
+    held = self.dtype, self.weights, self.kv, self.num_nodes
+    return config_of(source, *held)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled; reports the
@@ -114,7 +115,8 @@ class Setup(Settings):
     else:
       report(f"loading {source}")
       checkpoint = checkpoints.load(source, self.dtype, place, form)
-    checkpoint = with_kv(checkpoint, self.kv)
+    config = with_cache(checkpoint.config, self.kv, self.num_nodes)
+    checkpoint = dataclasses.replace(checkpoint, config=config)
     fingerprint = None
     heads = any(setup.has_heads for setup in (self, *others))
     if not self.random_weights and heads:

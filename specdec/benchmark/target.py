@@ -44,7 +44,11 @@ class Weighted(NamedTuple):
 
 
 def config_of(
-  source, dtype: str, weights: str | None = None, kv: str | None = None
+  source,
+  dtype: str,
+  weights: str | None = None,
+  kv: str | None = None,
+  num_nodes: int | None = None,
 ) -> TransformerConfig:
   """Returns the config of a preset or a checkpoint; reads no weights."""
   if str(source).startswith(PRESET):
@@ -52,9 +56,11 @@ def config_of(
     if form is not None and form.kind == STORED:
       raise ValueError(f"weights = {weights}: {source} has no file")
     config = presets.get(str(source).removeprefix(PRESET), dtype)
-    return dataclasses.replace(config, weights=form, kv=kv)
-  config = checkpoints.inspect(source, dtype, weight_formats.parse(weights))
-  return dataclasses.replace(config, kv=kv)
+    config = dataclasses.replace(config, weights=form)
+  else:
+    form = weight_formats.parse(weights)
+    config = checkpoints.inspect(source, dtype, form)
+  return with_cache(config, kv, num_nodes)
 
 
 def source_of(name: str):
@@ -77,7 +83,24 @@ def check_kv(kv: str | None) -> None:
     check_choice("kv", kv, KV_TYPES)
 
 
-def with_kv(checkpoint: Checkpoint, kv: str | None) -> Checkpoint:
-  """Returns a checkpoint whose cache holds this type; None: its dtype."""
-  config = dataclasses.replace(checkpoint.config, kv=kv)
-  return dataclasses.replace(checkpoint, config=config)
+def with_cache(
+  config: TransformerConfig, kv: str | None, num_nodes: int | None = None
+) -> TransformerConfig:
+  """Returns a config with another cache.
+
+  Args:
+    kv: type of keys and values; None: dtype.
+    num_nodes: tokens of a call for which recurrent layers keep slots; None: as
+      it is.
+
+  Raises:
+    ValueError: num_nodes of a model without recurrent layers.
+  """
+  if num_nodes is not None:
+    if config.recurrence is None:
+      raise ValueError(
+        f"num_nodes = {num_nodes}: the target has no recurrent layers"
+      )
+    kept = dataclasses.replace(config.recurrence, num_nodes=num_nodes)
+    config = dataclasses.replace(config, recurrence=kept)
+  return dataclasses.replace(config, kv=kv)

@@ -94,7 +94,7 @@ def inputs(
       raise ValueError(
         f"a tree of {size} nodes, and recurrent layers keep slots for "
         f"{recurrence.num_nodes}: take a smaller draft, or a larger "
-        "recurrence.num_nodes"
+        "num_nodes"
       )
     layer = _emptied(layer, view.length, kernel)
     parts = (

@@ -1,4 +1,4 @@
-"""Keys and values of a cache in eight bits."""
+"""Caches as a setup asks: keys and values in eight bits, fewer slots."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from families import decoded, recorded
+from families import PARITY, decoded, recorded
 from specdec import cache as kv
 from specdec.benchmark.setup import Setup
 from specdec.models import attention, presets, transformer
@@ -132,3 +132,19 @@ def test_target_and_draft_may_differ(target, draft):
   assert ours == theirs
   with pytest.raises(ValueError, match="kv 'int4' is unknown; known: int8"):
     Setup("stdlib-11m", kv="int4")
+
+
+def test_recurrent_layers_keep_slots_for_as_many_tokens_as_asked():
+  name = str(PARITY / "qwen3_next")
+  few, many = (
+    Setup(name, "lookup(min_ngram=1)", k=6, num_nodes=n, max_new_tokens=8)
+    for n in (4, 16)
+  )
+  with pytest.raises(ValueError, match=r"for 4 tokens .* larger num_nodes"):
+    few.load().complete(few.load().encode([[1, 2, 3, 1, 2]])[0])
+  decoder = many.load()
+  [batch] = decoder.encode([[1, 2, 3, 1, 2]])
+  ours, theirs = (x.complete(batch) for x in (decoder, decoder.baseline()))
+  assert ours.texts == theirs.texts
+  with pytest.raises(ValueError, match="4: the target has no recurrent layers"):
+    Setup("stdlib-1m", num_nodes=4).check_sources()
