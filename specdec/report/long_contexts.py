@@ -22,9 +22,9 @@ _STEP = 2 ** (1 / 16)  # of contexts, in looking for where drafters cross
 
 @functools.cache
 def _parts(
-  target: str, drafter: str, k: int
+  target: str, drafter: str, k: int, kv: str | None
 ) -> tuple[TransformerConfig, DrafterCost]:
-  setup = Setup(target=target, drafter=drafter, k=k, random_weights=True)
+  setup = Setup(target, drafter, k=k, kv=kv, random_weights=True)
   shapes_alone = abstract.target(setup)
   cost = abstract.drafter(setup, shapes_alone).drafter.cost
   return shapes_alone.checkpoint.config, cost
@@ -38,22 +38,24 @@ def by_context(documents: Sequence[Mapping]) -> str:
   read weights and KV; verification takes what a pass of its size took.
 
   Args:
-    documents: of bench.py, each of one drafter and one context; of one target.
+    documents: of bench.py, each of one drafter and one context; of one target
+      and one type of its cache.
   """
   places = [
     (x["settings"]["context"], x["settings"]["drafter"]) for x in documents
   ]
-  target, k = documents[0]["settings"]["target"], documents[0]["runs"][0]["k"]
+  settings, k = documents[0]["settings"], documents[0]["runs"][0]["k"]
+  target, kv = settings["target"], settings.get("kv")
   passes = [
     {x["tokens"]: x["seconds"]["median"] for x in document["passes"]}
     for document in documents
   ]
-  config, _ = _parts(target, places[0][1], k)
+  config, _ = _parts(target, places[0][1], k, kv)
   ones = [one[1] for one in passes]
   deployment = _fitted(config, [context for context, _ in places], ones)
 
   def drafting(drafter: str, context: float) -> float:
-    _, cost = _parts(target, drafter, k)
+    _, cost = _parts(target, drafter, k, kv)
     return round_cost(deployment, cost, k, 1, context).only("draft").seconds
 
   cells = {}
@@ -87,7 +89,7 @@ def _fitted(
   shape = shapes.of_config(config)
   size = BYTES[config.dtype]
   weights = size * shape.num_parameters / fixed
-  kv = size * shape.cached / a_position / weights
+  kv = BYTES[config.kv or config.dtype] * shape.cached / a_position / weights
   free = {"float32": math.inf, "bfloat16": math.inf}
   chip = chips.get("v5e", bandwidth=weights, rows=1, **free)
   fit = Efficiency(kv=kv)
