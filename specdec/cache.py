@@ -101,8 +101,12 @@ def empty(
   return cache.replace(cross=model.encode(params, source))
 
 
-def rounded(x: jax.Array) -> Int8Slots:
-  """Rounds keys or values [B, heads, T, dim] to eight bits, each by a scale."""
+def round_to_int8(x: jax.Array) -> Int8Slots:
+  """Rounds keys or values [B, heads, T, dim] to eight bits.
+
+  Returns:
+    Each divided by its scale, its largest magnitude over 127; of zeros 1.
+  """
   x = x.astype(jnp.float32)
   most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
   scale = jnp.where(most > 0, most / 127, 1.0)
@@ -119,7 +123,7 @@ def write(
   """
   if isinstance(buffer, Int8Slots):
     return jax.tree.map(
-      lambda buffer, new: write(buffer, new, slot), buffer, rounded(new)
+      lambda buffer, new: write(buffer, new, slot), buffer, round_to_int8(new)
     )
   new = new.astype(buffer.dtype)
   if buffer.shape[0] == 1:  # one slice update, where XLA sees one

@@ -9,6 +9,7 @@ import pytest
 
 from families import PARITY, decoded, recorded
 from specdec import cache as kv
+from specdec.benchmark import deployments
 from specdec.benchmark.setup import Setup
 from specdec.models import attention, presets, transformer
 from specdec.roofline import chips, shapes
@@ -16,6 +17,7 @@ from specdec.roofline.cost import Deployment, pass_bound
 from specdec.types import Int8Slots
 from texts import forward, texts
 
+CHIP = chips.get("v5e")
 SLOTS, LENGTHS = 3 * attention.BLOCK, (700, 1100)
 TREE = np.array([-1, 0, 0, 1], np.int32)
 
@@ -32,7 +34,7 @@ def read(slots):
 def test_a_slot_holds_what_was_written_whatever_lies_beside_it():
   x = 10.0 ** random(0, (2, 3, 4, 1)) * random(1, (2, 3, 4, 8))
   x = x.at[0, 0, 0].set(0.0)
-  rounded = kv.rounded(x)
+  rounded = kv.round_to_int8(x)
   most = np.abs(x).max(-1, keepdims=True)
   assert np.all(np.abs(read(rounded) - x) <= most / 254 * 1.001)
   assert np.all(np.abs(rounded.values).max(-1)[most[..., 0] > 0] == 127)
@@ -55,7 +57,7 @@ def test_attention_is_that_over_what_the_slots_stand_for(
   """By the kernel where there is one, and by XLA in one block and several."""
   lengths = jnp.array(LENGTHS if slots == SLOTS else (9, 40), jnp.int32)
   query = random(0, (2, 4, 4, 64))
-  held = [kv.rounded(random(i, (2, 2, slots, 64))) for i in (1, 2)]
+  held = [kv.round_to_int8(random(i, (2, 2, slots, 64))) for i in (1, 2)]
   view = attention.view(lengths, parents, 0, 4, window)
   expected = attention.attend(query, *map(read, held), view, scale=1 / 8)
   for on_mesh in (False, True):
@@ -130,6 +132,15 @@ def test_target_and_draft_may_differ(target, draft):
     x.complete(batch).texts for x in (decoder, decoder.baseline())
   )
   assert ours == theirs
+  names = [
+    one.name for one in deployments.passes_of(setup, setup.load_target(), CHIP)
+  ]
+  plain = dataclasses.replace(setup, kv=None, drafter="model(stdlib-1m)")
+  others = [
+    one.name for one in deployments.passes_of(plain, plain.load_target(), CHIP)
+  ]
+  differing = [name != other for name, other in zip(names, others, strict=True)]
+  assert differing == [target == "int8", draft == "int8"]
   with pytest.raises(ValueError, match="kv 'int4' is unknown; known: int8"):
     Setup("stdlib-11m", kv="int4")
 

@@ -45,8 +45,8 @@ def pass_bytes(
   if not config.tied:
     weights += config.width  # one row, if all tokens are equal
   position = 2 * config.num_kv_heads * config.head_dim  # of one layer
-  if own := config.latent:
-    position = own.rank + own.rotary_dims
+  if latent := config.latent:
+    position = latent.rank + latent.rotary_dims
   kv = _seen(config, context) + config.num_layers * tokens
   return size * (weights + batch * position * kv)
 
@@ -56,7 +56,7 @@ def pass_flops(
 ) -> int:
   """Returns the FLOPs of a pass's products and of attention to the context."""
   of_head = 2 * config.head_dim  # scores, and sums of values
-  if own := config.latent:
-    of_head = 2 * own.rank + own.rotary_dims
+  if latent := config.latent:
+    of_head = 2 * latent.rank + latent.rotary_dims
   attention = config.num_heads * of_head * _seen(config, context)
   return 2 * batch * tokens * (_active(config) + attention)

@@ -8,6 +8,7 @@ import pytest
 import programs
 from specdec import checkpoints
 from specdec.benchmark import expert_counts
+from specdec.report import mixture_tables
 from specdec.roofline.cost import experts_touched
 
 MIXTURE = Path(__file__).parent / "fixtures" / "parity" / "qwen3_moe"
@@ -68,3 +69,40 @@ def test_the_program_counts_and_refuses_a_dense_model(tmp_path, capsys):
   dense = programs.write_model(tmp_path / "dense")
   with pytest.raises(SystemExit, match="is no mixture of experts"):
     programs.run("count_experts", f"--target={dense}")
+
+
+def test_rounds_by_batch_beside_the_bytes_of_their_passes():
+  """At batch 1 five tokens read more experts than one, measured and priced."""
+
+  def run(batch, speedup):
+    return {
+      "batch": batch,
+      "nodes": 5,
+      "context": 64,
+      "acceptance": {"tokens_per_pass": {"value": 3.0}},
+      "speed": {"speedup": {"value": speedup}},
+    }
+
+  def timed(batch, tokens, seconds):
+    times = {"median": seconds}
+    return {"batch": batch, "tokens": tokens, "seconds": times}
+
+  document = {
+    "settings": {"target": "configs/shapes/mixture"},
+    "runs": [run(1, 0.7), run(64, 2.5)],
+    "passes": [
+      *(timed(1, 1, 0.01), timed(1, 5, 0.04)),
+      *(timed(64, 1, 0.2), timed(64, 5, 0.25)),
+    ],
+  }
+  table = mixture_tables.mixture_batches({"x": document}, "x")
+  one, many = (
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in table.splitlines()[2:]
+  )
+  assert one[:3] == ["1", "4.0", "17.7"] and many[:2] == ["64", "63.0"]
+  measured, priced = map(float, one[3].split(" / "))
+  assert measured == 4.0 and 2 < priced < 4.4
+  assert float(one[5].split(" / ")[1]) == pytest.approx(3 / priced, abs=0.01)
+  measured, priced = map(float, many[3].split(" / "))
+  assert measured == 1.25 and 1 <= priced < 1.2

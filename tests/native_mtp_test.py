@@ -5,14 +5,17 @@ its MTP layer. What that computes is what the layer does in the whole model,
 whose logits are transformers' (transformer_test.py).
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from flax import traverse_util
 from safetensors.numpy import load_file, save_file
 
 from specdec import (
@@ -29,7 +32,7 @@ from specdec.drafters.heads.cost import drafter_cost
 from specdec.models import attention, transformer
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
-from specdec.roofline.round_cost import round_cost
+from specdec.roofline.round_cost import round_cost, step_cost
 from specdec.types import Params
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
@@ -199,6 +202,34 @@ def test_a_step_is_priced_by_the_experts_that_tokens_choose(family, tmp_path):
     (4 * expert, 2 * expert, layer.num_experts, layer.experts_per_token),
   )
   assert cost.step.position_bytes == 4 * layer.kv_size
+  # Everything but the experts, the norms of both inputs, and the projection.
+  sizes = {
+    path: x.size
+    for path, x in traverse_util.flatten_dict(
+      jax.eval_shape(head.init, jax.random.key(0)), sep="/"
+    ).items()
+  }
+  dense = sum(
+    size
+    for path, size in sizes.items()
+    if not (
+      path.endswith("weight") and "/mlp/" in path and "router" not in path
+    )
+  )
+  routed = sum(sizes.values()) - dense
+  assert routed == layer.num_experts * expert
+  assert cost.step.bytes == 4 * dense and cost.step.flops == 2 * dense
+  unread = 0 if head_config.feeds_back_norm else sizes["norm/scale"]
+  assert cost.update.bytes == 4 * (dense - unread)
+  [experts] = (
+    term
+    for term in step_cost(
+      Deployment(shapes.of_config(target.config), chips.get("v5e")),
+      *(cost.step, 3, 2, 8),
+    ).terms
+    if term.name == "experts"
+  )
+  assert experts.flops == 3 * 2 * layer.experts_per_token * 2 * expert
   held = sum(x.size for x in jax.tree.leaves(head.init(jax.random.key(0))))
   assert cost.weight_bytes == 4 * held
   priced = Deployment(
@@ -221,3 +252,30 @@ def test_a_matrix_of_several_with_other_rows_is_refused(tmp_path):
   target = checkpoints.load(PARITY / "deepseek_v3").config
   with pytest.raises(ValueError, match=r"kv_b_proj.* 111 rows; .* 112"):
     formats.load(tmp_path / "whole", target)
+
+
+def test_float8_is_read_with_its_scales(tmp_path):
+  """DeepSeek-V3's own MTP layer is published so."""
+  cut(FAMILIES[0], tmp_path / "whole")
+  target = checkpoints.load(PARITY / "deepseek_v3").config
+  target = dataclasses.replace(target, num_layers=2)
+  path = tmp_path / "whole" / WEIGHTS
+  arrays, rounded = load_file(path), {}
+  for name in list(arrays):
+    if name.startswith("model.layers.2.") and "_proj" in name:
+      scale = np.abs(arrays[name]).max() / 448
+      rounded[name] = (arrays[name] / scale).astype(ml_dtypes.float8_e4m3fn)
+      arrays[name] = rounded[name].astype(np.float32) * scale
+      rounded[f"{name}_scale_inv"] = np.full((1, 1), scale, np.float32)
+  save_file(arrays, path)
+  expected = formats.load(tmp_path / "whole", target).net
+  save_file(arrays | rounded, path)
+  config = json.loads((tmp_path / "whole" / "config.json").read_text())
+  config["quantization_config"] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "weight_block_size": [128, 128],
+  }
+  (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+  ours = formats.load(tmp_path / "whole", target).net
+  jax.tree.map(np.testing.assert_array_equal, ours, expected)

@@ -330,6 +330,20 @@ def test_features_are_the_streams_that_enter_and_the_head_may_be_left_out():
     close(stream, early.features[0])
 
 
+def test_a_choice_is_not_rounded():
+  """DeepSeek-V3's biases of experts stay float32, as in transformers."""
+  for loaded in (
+    checkpoints.load(PARITY / "deepseek_v3", "bfloat16").params,
+    transformer.init_params(
+      changed(recorded("deepseek_v3")[0].config, dtype="bfloat16"),
+      jax.random.key(0),
+    ),
+  ):
+    mlp = loaded["layer_1"]["mlp"]
+    assert mlp["choice_bias"].dtype == jnp.float32
+    assert mlp["gate"]["weight"].dtype == jnp.bfloat16
+
+
 def test_bfloat16():
   config = changed(WINDOWED, dtype="bfloat16")
   params, tokens = sharp_params(config), random_tokens(2, 12)

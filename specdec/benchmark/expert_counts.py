@@ -53,7 +53,9 @@ def routed(
     _, kept = Transformer(config).apply(
       {"params": params}, tokens, None, head=False, mutable=[experts.ROUTES]
     )
-    return jax.tree.leaves(kept)
+    layers = kept[experts.ROUTES]
+    in_order = sorted(layers, key=lambda name: int(name.removeprefix("layer_")))
+    return [jax.tree.leaves(layers[name])[0] for name in in_order]
 
   parts = [
     run(checkpoint.params, jnp.asarray(rows[i : i + at_once], jnp.int32))
@@ -83,14 +85,14 @@ def counts(routes: np.ndarray, sizes: Sequence[int]) -> list[Count]:
     Count(
       size,
       _mean(_touched(routes, size).mean((0, 2))),
-      _mean(_touched(routes.swapaxes(1, 2), size).mean((0, 2))),
+      _mean(_touched(routes.swapaxes(1, 2), size).mean((0, 1))),
     )
     for size in sizes
   ]
 
 
 def _mean(of_rows: np.ndarray) -> Estimate:
-  """Returns the mean over rows [B], with its standard error."""
+  """Returns a mean over texts, or groups of them, with its standard error."""
   count, error = len(of_rows), None
   if count > 1:
     error = float(np.std(of_rows, ddof=1) / count**0.5)

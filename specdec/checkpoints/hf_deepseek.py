@@ -11,7 +11,7 @@ from typing import Any
 from specdec.checkpoints.hf_values import typed
 from specdec.models.config import TransformerConfig
 from specdec.models.parts import GroupRouting, Latent
-from specdec.models.rope_scaling import Yarn
+from specdec.models.rope_scaling import Scaling, Yarn
 
 # Field -> key.
 _LATENT = {
@@ -43,6 +43,11 @@ def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
 
   latent, routing = Latent(**read(_LATENT)), GroupRouting(**read(_ROUTING))
   dense = typed(config, "first_k_dense_replace", source)
+  if not 0 <= dense <= config["num_hidden_layers"]:
+    raise ValueError(
+      f"{source} has first_k_dense_replace = {dense}; the model has "
+      f"{config['num_hidden_layers']} layers"
+    )
   width = typed(config, "intermediate_size", source)
   shared = typed(config, "n_shared_experts", source)
   return {
@@ -57,12 +62,17 @@ def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
   }
 
 
-def scaled(scaling: Any, rope: Mapping[str, Any], source: str) -> Any:
+def with_score_growth(
+  scaling: Scaling | None, rope: Mapping[str, Any], source: str
+) -> Scaling | None:
   """Returns a scaling of rotary embeddings with its factor on the scores.
 
   Args:
     scaling: of hf_rope.py.
     rope: the object of config.json that it was read from.
+
+  Raises:
+    ValueError: mscale_all_dim is no number.
   """
   growth = typed(rope, "mscale_all_dim", source)
   if not isinstance(scaling, Yarn) or not growth:

@@ -71,7 +71,7 @@ def parse(
     dims = _rotated(config, rope, source, head_dim, in_part)
     theta, scaling = _kind(config, rope, theta, source, is_phi)
     if architecture.has_latent:
-      scaling = hf_deepseek.scaled(scaling, rope, source)
+      scaling = hf_deepseek.with_score_growth(scaling, rope, source)
     fields = {"rope_theta": theta, "rope_scaling": scaling}
     return fields | ({} if dims == head_dim else {"rotary_dims": dims})
   unknown = [key for key in rope if key not in (FULL, SLIDING)]

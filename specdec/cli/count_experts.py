@@ -24,7 +24,8 @@ from specdec.report import mixture_tables
 from specdec.roofline.cost import experts_touched
 from specdec.utils import terminal
 
-_WITHOUT = (*setup_flags.DRAFTING, "temperature", "top_k", "top_p")
+_WITHOUT = (*setup_flags.DRAFTING, "temperature", "top_k", "top_p", "kv")
+_WITHOUT += ("num_nodes",)
 _SIZES = (1, 2, 3, 5, 9, 17, 33, 64)
 
 
@@ -38,6 +39,12 @@ def define(flags: app.Flags) -> None:
 def count(options: app.Options) -> None:
   app.check_at_least(options, 1, "samples", "context", "tokens")
   setup_flags.read(options, drafter="none", k=0)
+  most = min(options.samples, options.context)
+  if max(options.tokens) > most:
+    raise ValueError(
+      f"--tokens={max(options.tokens)} with --samples={options.samples} and "
+      f"--context={options.context}; give at most {most}"
+    )
   setup = setup_flags.setup_of(options, k=0, drafter="none")
   if not setup.target_config().num_experts:
     raise ValueError(f"--target={options.target} is no mixture of experts")

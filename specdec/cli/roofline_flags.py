@@ -70,7 +70,7 @@ def define(flags: Flags) -> None:
     "Default: drafts of LaMDA 137B.",
   )
   flags.enum("weights", "bfloat16", types, "Type of both models' weights.")
-  flags.enum("kv", "bfloat16", types, "Type of both KV caches.")
+  flags.enum("kv", "bfloat16", types, "Type of both KV caches, without scales.")
   flags.enum(
     "compute",
     None,

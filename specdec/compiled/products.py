@@ -84,7 +84,15 @@ def _pairs(
   spread: int,
   step: int,
 ) -> int:
-  """Returns how many entries of the input all windows of a dimension meet."""
+  """Returns how many entries of the input all windows of a dimension meet.
+
+  Args:
+    size, kernel, results: of the input, the window and the result.
+    stride: between windows.
+    padding: in front of the input.
+    spread: distance of the input's entries, with zeros between them.
+    step: distance of a window's entries.
+  """
   places = stride * np.arange(results)[:, None] + step * np.arange(kernel)
   places -= padding
   meets = (places >= 0) & (places <= (size - 1) * spread)

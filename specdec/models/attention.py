@@ -184,8 +184,8 @@ def attend(
 
   Args:
     query: [B, T, heads, D].
-    keys: [B, KV heads, S, D].
-    values: [B, KV heads, S, E].
+    keys: [B, KV heads, S, D], or Int8Slots of as many.
+    values: [B, KV heads, S, E], as keys.
     scale: multiplies the scores.
     cap: bounds the scores to cap * tanh(score / cap).
     sink_logits: [heads], each another term of its head's softmax, without a
@@ -198,7 +198,7 @@ def attend(
     [B, T, heads * E].
   """
   by_kernel = view.mask is None and not on_mesh and value_query is None
-  if by_kernel and cpu_kernels.attends(query, _parts(keys)[0]):
+  if by_kernel and cpu_kernels.attends(query, _numbers_and_scale(keys)[0]):
     ancestors = view.ancestors
     if ancestors is None:
       ancestors = np.tri(view.depth.shape[1], dtype=bool)[None]
@@ -234,7 +234,7 @@ def _by_xla(
 ) -> jax.Array:
   """Returns [B, T, heads, E] in float32; arguments as of `attend`."""
   batch, num_tokens, num_heads, _ = query.shape
-  num_kv_heads, num_slots, dim = _parts(values)[0].shape[1:]
+  num_kv_heads, num_slots, dim = _numbers_and_scale(values)[0].shape[1:]
 
   def grouped(query):
     """Returns the queries of each KV head: [B, KV heads, groups * T, D]."""
@@ -246,7 +246,7 @@ def _by_xla(
   value_query = None if value_query is None else grouped(value_query)
 
   def products(keys, query):
-    keys, scale = _parts(keys)
+    keys, scale = _numbers_and_scale(keys)
     if scale is not None:
       keys = keys.astype(query.dtype)
     x = jnp.einsum(
@@ -269,7 +269,7 @@ def _by_xla(
     )
 
   def weighted(weights, values):
-    values, scale = _parts(values)
+    values, scale = _numbers_and_scale(values)
     if scale is not None:
       weights, values = (
         weights * scale.swapaxes(2, 3),
@@ -328,7 +328,7 @@ def _by_xla(
   return y.swapaxes(1, 2)
 
 
-def _parts(
+def _numbers_and_scale(
   slots: jax.Array | Int8Slots,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Returns the numbers in slots, and their scales; None: they have none."""

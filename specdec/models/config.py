@@ -315,8 +315,8 @@ class TransformerConfig:
       )
 
   def _check_latent(self) -> None:
-    own = self.latent
-    dims = own.key_dim + own.rotary_dims, own.rotary_dims
+    latent = self.latent
+    dims = latent.key_dim + latent.rotary_dims, latent.rotary_dims
     if (self.head_dim, self.rotary_dims) != dims or self.num_kv_heads != 1:
       raise ValueError(
         f"head_dim = {self.head_dim}, rotary_dims = {self.rotary_dims} and "
@@ -440,22 +440,20 @@ class TransformerConfig:
   @property
   def kv_dims(self) -> tuple[int, int]:
     """Values of a key and of a value in the cache, of one head."""
-    if own := self.latent:
-      return own.rotary_dims, own.rank
+    if latent := self.latent:
+      return latent.rotary_dims, latent.rank
     return self.head_dim, self.head_dim
 
   @property
   def kv_size(self) -> int:
-    """Values in the cache of a position, of a layer with attention.
-
-    The float32 scale of an int8 key or value counts as four.
-    """
+    """Values of a position in the cache of a layer with attention; the scale of
+    an int8 key or value counts as the four bytes that it takes."""
     scales = 0 if self.kv is None else 4 * len(self.kv_dims)
     return self.num_kv_heads * (sum(self.kv_dims) + scales)
 
   @property
   def score_size(self) -> int:
-    """Multiply-adds of its attention for a token and a cached position."""
+    """Multiply-adds of attention in a layer, for a token and a position."""
     size = self.num_heads * sum(self.kv_dims)
     if self.latent:  # a value is part of its key
       size += self.num_heads * self.latent.rank

@@ -558,19 +558,21 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
   };
   // What is read: int8 has been widened.
   using Read = std::conditional_t<std::is_same_v<KV, Int8>, Float32, KV>;
+  constexpr bool kIsWidened = std::is_same_v<KV, Int8>;
   const auto* keys = stored(a.keys, a.key_scale);
-  const auto* values = std::is_same_v<KV, Int8>
-                           ? keys  // they are not there yet
-                           : stored(a.values, a.value_scale);
+  // One buffer holds the keys, and then the values.
+  const auto* values = kIsWidened ? keys : stored(a.values, a.value_scale);
 
   // While keys are read, the second half of them and then the values are
-  // prefetched; while values are read, the next segment's keys.
+  // prefetched; while values are read, the next segment's keys. What was widened
+  // is in the cache, and its own start stands for what comes next.
   const int64_t row = a.dim * sizeof(*keys);
   alignas(64) float scores[kSegment][16 * kLanes];
   ForTiles(count, [&](int64_t first, int64_t slots) {
     WithRows(slots, [&](auto number) {
       Lanes sum[decltype(number)::value][kLanes] = {};
-      const auto* next = first < kSegment / 2
+      const auto* next = kIsWidened ? keys
+                         : first < kSegment / 2
                              ? keys + (2 * first + kTile) * a.dim
                              : values + (2 * first - kSegment) * a.dim;
       const Ahead ahead{next, 2 * slots * row / a.dim};
@@ -615,7 +617,7 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
     std::memcpy(tops + l, &top, sizeof(top));
     std::memcpy(sums + l, &sum, sizeof(sum));
   }
-  if constexpr (std::is_same_v<KV, Int8>) {
+  if constexpr (kIsWidened) {
     values = stored(a.values, a.value_scale);
   }
   ForTiles(rows, [&](int64_t first, int64_t tile) {
@@ -623,7 +625,8 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
       constexpr int kRows = decltype(number)::value;
       for (int64_t d = 0; d < a.dim; d += kBlock) {
         Lanes sum[kRows][2] = {};
-        const Ahead ahead{keys + (kSegment + d / 2) * a.dim, row / 2};
+        const Ahead ahead{
+            keys + (kIsWidened ? 0 : (kSegment + d / 2) * a.dim), row / 2};
         Accumulate<Read, Float32>(values + d, a.dim, &scores[0][first], 1,
                                   16 * kLanes, count, ahead, sum);
         for (int r = 0; r < kRows; ++r) {

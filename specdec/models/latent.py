@@ -52,23 +52,23 @@ class LatentAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x, layer, angles, view: View):
-    c, own = self.config, self.config.latent
+    c, dims = self.config, self.config.latent
     norm = functools.partial(RMSNorm, _EPSILON)
-    down = Linear(own.cached, name="kv_down")
+    down = Linear(dims.cached, name="kv_down")
     to_heads = Linear(c.num_heads * c.head_dim, name="q")
-    if own.query_rank is None:
+    if dims.query_rank is None:
       query, kept = linear(x, to_heads, down)
     else:
-      low, kept = linear(x, Linear(own.query_rank, name="q_down"), down)
+      low, kept = linear(x, Linear(dims.query_rank, name="q_down"), down)
       query = to_heads(norm(name="q_norm")(low))
 
     def to_values(name, dim):
-      return HeadMaps(c.num_heads, dim, own.rank, name=name)(x.dtype)
+      return HeadMaps(c.num_heads, dim, dims.rank, name=name)(x.dtype)
 
     query = query.reshape(*query.shape[:2], c.num_heads, c.head_dim)
     query = self.place(query, "rows", None, "query", None)
-    query, turned = jnp.split(query, [own.key_dim], axis=-1)
-    latent, key = jnp.split(kept, [own.rank], axis=-1)
+    query, turned = jnp.split(query, [dims.key_dim], axis=-1)
+    latent, key = jnp.split(kept, [dims.rank], axis=-1)
     latent = norm(name="kv_norm")(latent)
     key = key[:, :, None]
     if angles is not None:
@@ -90,11 +90,11 @@ class LatentAttention(nn.Module):
       view,
       scale=c.head_dim**-0.5 * getattr(c.rope_scaling, "score_factor", 1.0),
       value_query=jnp.einsum(
-        "bthd,hdr->bthr", query, to_values("k_up", own.key_dim)
+        "bthd,hdr->bthr", query, to_values("k_up", dims.key_dim)
       ),
       on_mesh=self.place is not sharding.anywhere,
     )
-    y = y.reshape(*y.shape[:2], c.num_heads, own.rank)
-    y = jnp.einsum("bthr,hdr->bthd", y, to_values("v_up", own.value_dim))
+    y = y.reshape(*y.shape[:2], c.num_heads, dims.rank)
+    y = jnp.einsum("bthr,hdr->bthd", y, to_values("v_up", dims.value_dim))
     y = self.place(y.reshape(*y.shape[:2], -1), "rows", None, "query")
     return Linear(c.width, name="o")(y), (keys, values)

@@ -51,11 +51,11 @@ def layer_axes(
     axes["attention_norm/scale"] = ("width",)
   if recurrent:
     axes |= _recurrent_axes(config.recurrence)
-  elif own := config.latent:
+  elif latent := config.latent:
     axes |= {
       "attention/q/weight": (
         "query",
-        "query_low" if own.query_rank else "width",
+        "query_low" if latent.query_rank else "width",
       ),
       "attention/kv_down/weight": ("cached", "width"),
       "attention/kv_norm/scale": ("latent",),
@@ -63,7 +63,7 @@ def layer_axes(
       "attention/v_up/kernel": ("value", "latent"),
       "attention/o/weight": ("width", "value"),
     }
-    if own.query_rank:
+    if latent.query_rank:
       axes["attention/q_down/weight"] = ("query_low", "width")
       axes["attention/q_norm/scale"] = ("query_low",)
   else:
@@ -177,13 +177,13 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "dense": config.dense_width,
     "one": 1,
   }
-  if own := config.latent:
+  if latent := config.latent:
     sizes |= {
-      "query_low": own.query_rank or 0,
-      "cached": own.cached,
-      "latent": own.rank,
-      "query_key": config.num_heads * own.key_dim,
-      "value": config.num_heads * own.value_dim,
+      "query_low": latent.query_rank or 0,
+      "cached": latent.cached,
+      "latent": latent.rank,
+      "query_key": config.num_heads * latent.key_dim,
+      "value": config.num_heads * latent.value_dim,
     }
   if r := config.recurrence:
     sizes |= {

@@ -40,19 +40,20 @@ def of_experts(counts: Mapping, show: Callable = listed) -> str:
 
 
 def experts(documents: Mapping, name: str) -> str:
-  """Experts that passes touch, from count_experts.py."""
+  """Formats the experts that passes touch, from count_experts.py."""
   return of_experts(documents[name]["expert_counts"], markdown)
 
 
 def mixture_batches(documents: Mapping, name: str) -> str:
-  """Rounds of a mixture by batch, of a bench.py without a drafter's cost; by
-  the experts that independent tokens touch."""
+  """Formats rounds of a mixture by batch, of a bench.py whose drafts cost
+  nothing, beside the bytes that passes of independent tokens read."""
   document = documents[name]
   config = config_of(document["settings"]["target"], "float32")
   priced = Deployment(
     shapes.of_config(config),
     chips.get("v5e"),  # counts do not depend on the chip
-    *("float32", "float32"),
+    weights="float32",
+    kv="float32",
     compute="bfloat16",
     correlation=1.0,
   )

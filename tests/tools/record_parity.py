@@ -367,6 +367,7 @@ VARIANTS = {
     | {
       "num_hidden_layers": 2,
       "q_lora_rank": None,
+      "rms_norm_eps": 1e-2,  # of low ranks it stays 1e-6
       "first_k_dense_replace": 0,
       "rope_interleave": False,
       "norm_topk_prob": False,

@@ -188,7 +188,7 @@ class HeadConfig:
       if theirs != ours:
         raise ValueError(f"{name} = {ours}, and layer.{name} = {theirs}")
     names = "windows", "unrotated_layers", "dense_layers", "recurrence"
-    names += "encoder_layers", "relative_buckets", "weights"
+    names += "encoder_layers", "relative_buckets", "weights", "kv"
     if given := [name for name in names if getattr(self.layer, name)]:
       raise ValueError(f"layers of a head have no {', '.join(given)}")
 
@@ -211,7 +211,7 @@ class HeadConfig:
       default = _DEFAULTS[name]
       if getattr(self, name) != default and name not in allowed:
         raise ValueError(
-          f"{name} = {getattr(self, name)!r} of {self.kind} with layout = "
+          f"{name} = {getattr(self, name)!r:.60} of {self.kind} with layout = "
           f"{self.layout!r}; it must be {default!r}"
         )
     if self.block and self.is_published and self.block.mask_token < 0:
