@@ -105,11 +105,12 @@ def round_to_int8(x: jax.Array) -> Int8Slots:
   """Rounds keys or values [B, heads, T, dim] to eight bits.
 
   Returns:
-    Each divided by its scale, its largest magnitude over 127; of zeros 1.
+    Each divided by its scale, its largest magnitude over 127; of zeros 1. What
+    is not finite has such a scale, and stays so.
   """
   x = x.astype(jnp.float32)
   most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-  scale = jnp.where(most > 0, most / 127, 1.0)
+  scale = jnp.where(most == 0, 1.0, most / 127)
   return Int8Slots(jnp.round(x / scale).astype(jnp.int8), scale)
 
 

@@ -159,3 +159,12 @@ def test_recurrent_layers_keep_slots_for_as_many_tokens_as_asked():
   assert ours.texts == theirs.texts
   with pytest.raises(ValueError, match="4: the target has no recurrent layers"):
     Setup("stdlib-1m", num_nodes=4).check_sources()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so(bad):
+  """Else a poisoned row would write on, with keys of zeros."""
+  x = random(0, (1, 2, 3, 8)).at[0, 0, 1, 4].set(bad)
+  read_back = read(kv.round_to_int8(x))
+  assert np.all(np.isnan(read_back[0, 0, 1]))
+  assert np.all(np.isfinite(np.delete(read_back.reshape(6, 8), 1, axis=0)))

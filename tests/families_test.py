@@ -118,5 +118,5 @@ def test_a_fused_matrix_of_another_size_is_refused(tmp_path):
     checkpoints.load(tmp_path)
   del arrays[name]
   save_file(arrays, tmp_path / WEIGHTS)
-  with pytest.raises(ValueError, match=r"gate_up_proj.* 0 rows; .* 80"):
+  with pytest.raises(ValueError, match=r"lacks .*gate_up_proj"):
     checkpoints.load(tmp_path)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from specdec.checkpoints import hf_config, t5_config
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
+
+PARITY = Path(__file__).parent / "fixtures" / "parity"
 
 BASE = {
   "vocab_size": 8,
@@ -412,3 +416,35 @@ def test_a_mistral_of_mixed_windows_is_refused():
   mixed = ["full_attention", *slides[1:]]
   with pytest.raises(ValueError, match=r"a has layer_types .* in none"):
     hf_config.parse(config | {"layer_types": mixed}, "a", "float32")
+
+
+@pytest.mark.parametrize(
+  "changes, complaint",
+  [
+    (
+      dict(first_k_dense_replace=2**31 - 1),
+      "= 2147483647; the model has 3 lay",
+    ),
+    (dict(first_k_dense_replace=-1), "= -1; the model has 3 layers"),
+    (dict(v_head_dim=2**31 - 1), "at most 16,777,216 in all are accepted"),
+    (dict(n_group=3), "routing by 3 groups is of experts that they divide"),
+    (dict(topk_group=5), "groups_per_token = 5 of 4 groups"),
+    (dict(num_experts_per_tok=5), "experts_per_token = 5 of 2 groups of 2"),
+    (dict(scoring_func="softmax"), "scoring_func = 'softmax'; accepted"),
+    (
+      dict(rope_parameters={"mscale_all_dim": 1e9}),
+      "score_growth = 1000000000.0; it must be in 0..1000",
+    ),
+    (
+      dict(rope_parameters={"rope_type": "linear"}),
+      "mscale_all_dim = 1.5 with rope 'linear'; accepted: yarn",
+    ),
+  ],
+)
+def test_configs_of_deepseek_that_cannot_be_are_refused(changes, complaint):
+  config = json.loads((PARITY / "deepseek_v3" / "config.json").read_text())
+  rope = config["rope_parameters"] | changes.get("rope_parameters", {})
+  config |= changes | {"rope_parameters": rope}
+  with pytest.raises(ValueError, match=complaint) as error:
+    hf_config.parse(config, "a", "float32")
+  assert len(str(error.value)) < 400

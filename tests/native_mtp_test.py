@@ -7,6 +7,7 @@ whose logits are transformers' (transformer_test.py).
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -279,3 +280,26 @@ def test_float8_is_read_with_its_scales(tmp_path):
   (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
   ours = formats.load(tmp_path / "whole", target).net
   jax.tree.map(np.testing.assert_array_equal, ours, expected)
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path):
+  cut(FAMILIES[0], tmp_path / "whole")
+  target = checkpoints.load(PARITY / "deepseek_v3").config
+  target = dataclasses.replace(target, num_layers=2)
+  path = tmp_path / "whole" / WEIGHTS
+  arrays, name = load_file(path), "model.layers.2.mlp.experts.3.up_proj.weight"
+  whole = arrays.pop(name)
+  save_file(arrays, path)
+  with pytest.raises(ValueError, match=rf"lacks {re.escape(name)}"):
+    formats.load(tmp_path / "whole", target)
+  save_file(arrays | {name: whole[:-1].copy()}, path)
+  with pytest.raises(
+    ValueError, match=rf"{re.escape(name)} .* shape \(15, 32\)"
+  ):
+    formats.load(tmp_path / "whole", target)
+  save_file(
+    {x: y for x, y in arrays.items() if "kv_b_proj" not in x} | {name: whole},
+    path,
+  )
+  with pytest.raises(ValueError, match=r"lacks .*self_attn\.kv_b_proj\.weight"):
+    formats.load(tmp_path / "whole", target)

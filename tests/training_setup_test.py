@@ -96,6 +96,7 @@ def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
     (JOINT | SKIP, "layer_skip", dict(dropout=1.5), "it must be in 0..1"),
     (HEAD, "options", dict(steps=0), "steps = 0; it must be >= 1"),
     (HEAD, "options", dict(steps="many"), "steps = 'many'; it must be an int"),
+    (HEAD, "options", dict(batch=10**30), "it must be an integer below 2**31"),
     (HEAD, "options", dict(steps=2.5), "options.steps = 2.5; it must be an in"),
     (
       HEAD,

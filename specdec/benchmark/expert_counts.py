@@ -113,9 +113,12 @@ def correlation(
   of: Callable[[Count], Estimate],
   num_experts: int,
   per_token: int,
-) -> float:
+) -> float | None:
   """Returns the r of Deployment.correlation with the least squared error,
-  relative to what was counted."""
+  relative to what was counted; None where passes of one token alone were, of
+  which every r is right."""
+  if all(x.tokens == 1 for x in counted):
+    return None
   rs = np.linspace(0, 1, _STEPS + 1)
   errors = [
     sum(

@@ -337,7 +337,8 @@ class Settings:
     if self.kv:
       caveats.append(
         f"keys and values in {self.kv}: what is lossless is so relative to the "
-        "target that reads them"
+        "target that reads them; where XLA computes its keys, coupled texts "
+        "part sooner than without"
       )
     if self.random_weights:
       caveats.append(

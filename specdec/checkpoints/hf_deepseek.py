@@ -72,11 +72,16 @@ def with_score_growth(
     rope: the object of config.json that it was read from.
 
   Raises:
-    ValueError: mscale_all_dim is no number.
+    ValueError: mscale_all_dim is no number, or of another scaling than YaRN.
   """
   growth = typed(rope, "mscale_all_dim", source)
-  if not isinstance(scaling, Yarn) or not growth:
+  if scaling is None or not growth:
     return scaling
+  if not isinstance(scaling, Yarn):
+    raise ValueError(
+      f"{source} has mscale_all_dim = {growth} with rope {scaling.kind!r}; "
+      "accepted: yarn"
+    )
   return dataclasses.replace(scaling, score_growth=float(growth))
 
 

@@ -196,7 +196,9 @@ class Weights:
     Raises ValueError where they have other sizes.
     """
     for whole, parts in stored_names.fused(config).items():
-      rows, *rest = self.shapes.pop(whole, (0,))
+      if whole not in self.shapes:
+        raise ValueError(f"{self.source} lacks {whole}")
+      rows, *rest = self.shapes.pop(whole)
       total = sum(len(part.rows) for part in parts)
       if rows != total:
         raise ValueError(

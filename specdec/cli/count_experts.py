@@ -31,7 +31,10 @@ _SIZES = (1, 2, 3, 5, 9, 17, 33, 64)
 
 def define(flags: app.Flags) -> None:
   setup_flags.define(flags, without=_WITHOUT)
-  flags.integers("tokens", _SIZES, "Tokens of a pass; repeated, or a,b,c.")
+  sizes = ", ".join(map(str, _SIZES))
+  flags.integers(
+    "tokens", None, f"Tokens of a pass, a,b,c. Default: of {sizes} what fits."
+  )
   flags.integer("samples", 64, "Texts, the first tokens of each.")
   flags.integer("context", 256, "Tokens of every text.")
 
@@ -40,9 +43,10 @@ def count(options: app.Options) -> None:
   app.check_at_least(options, 1, "samples", "context", "tokens")
   setup_flags.read(options, drafter="none", k=0)
   most = min(options.samples, options.context)
-  if max(options.tokens) > most:
+  sizes = options.tokens or [size for size in _SIZES if size <= most]
+  if max(sizes) > most:
     raise ValueError(
-      f"--tokens={max(options.tokens)} with --samples={options.samples} and "
+      f"--tokens={max(sizes)} with --samples={options.samples} and "
       f"--context={options.context}; give at most {most}"
     )
   setup = setup_flags.setup_of(options, k=0, drafter="none")
@@ -56,7 +60,7 @@ def count(options: app.Options) -> None:
   texts = rows.make_rows(source, options.samples, options.context)
   config = checkpoint.config
   routes = expert_counts.routed(checkpoint, texts, setup.batch)
-  counted = expert_counts.counts(routes, options.tokens)
+  counted = expert_counts.counts(routes, sizes)
   per_token, experts = config.experts_per_token, config.num_experts
   load = routes.mean((1, 2)) / per_token  # [layers, E], shares of the choices
   best = {

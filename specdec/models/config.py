@@ -15,7 +15,7 @@ ACTIVATIONS = "silu", "gelu_tanh", "relu", "quick_gelu"
 DTYPES = "float32", "bfloat16"
 KV_TYPES = ("int8",)  # of keys and values in a cache, beside dtype
 # Far above any published model; files with more are damaged or hostile.
-_MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
+_MAX_LAYERS, _MAX_EXPERTS, _MAX_ROWS = 4096, 2**17, 2**24
 # Fields of TransformerConfig after vocab_size.
 SIZES = ("num_layers", "width", "mlp_width")
 SIZES += ("num_heads", "num_kv_heads", "head_dim")
@@ -322,6 +322,12 @@ class TransformerConfig:
         f"head_dim = {self.head_dim}, rotary_dims = {self.rotary_dims} and "
         f"num_kv_heads = {self.num_kv_heads}; with latent attention they are "
         f"{dims[0]}, {dims[1]} and 1"
+      )
+    rows = self.num_heads * max(self.head_dim, latent.value_dim)
+    if rows > _MAX_ROWS:
+      raise ValueError(
+        f"{self.num_heads} heads of {self.head_dim} and {latent.value_dim} "
+        f"dimensions; at most {_MAX_ROWS:,} in all are accepted"
       )
     names = "qkv_bias", "o_bias", "qk_norm", "unit_qk_norm", "attention_gate"
     names += "attention_sinks", "fused", "encoder_layers", "relative_buckets"

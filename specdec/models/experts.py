@@ -127,7 +127,8 @@ class Experts(nn.Module):
     down, down_bias = held("down", *down_shape)
     biases = () if gate_bias is None else (gate_bias, up_bias)
 
-    scores = project(router, x)
+    # In float32 where a bias decides, as it was trained.
+    scores = project(router, x, jnp.float32 if c.routing else None)
     if router_bias is not None:
       scores += router_bias[None, None]
     scores = scores.astype(jnp.float32)
@@ -142,7 +143,7 @@ class Experts(nn.Module):
       probs = jax.nn.softmax(scores)
       gates, chosen = jax.lax.top_k(probs, c.experts_per_token)
     if c.normalize_experts and not c.route_inputs:
-      gates /= jnp.sum(gates, -1, keepdims=True)
+      gates /= jnp.sum(gates, -1, keepdims=True) + 1e-20  # of what underflows
     if c.routing:
       gates *= c.routing.scale
     one_hot = jax.nn.one_hot(chosen, c.num_experts, dtype=bool)

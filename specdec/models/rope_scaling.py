@@ -62,6 +62,10 @@ class Yarn:
   def __post_init__(self):
     check_positive(self, "factor", "attention_factor", "beta_fast", "beta_slow")
     check_counts(self, "original_length")
+    if not 0 <= self.score_growth < 1e3:
+      raise ValueError(
+        f"score_growth = {self.score_growth}; it must be in 0..1000"
+      )
     if self.beta_slow >= self.beta_fast:
       raise ValueError(
         f"beta_slow = {self.beta_slow} must be < beta_fast = {self.beta_fast}"

@@ -19,17 +19,19 @@ def of_experts(counts: Mapping, show: Callable = listed) -> str:
 
   def formula(name: str) -> Callable[[dict], str]:
     def cell(row: dict) -> str:
-      touched = experts_touched(count, chosen, row["tokens"], best[name])
+      r = 1.0 if best[name] is None else best[name]
+      touched = experts_touched(count, chosen, row["tokens"], r)
       return f"{estimate(name)(row)} / {touched:.2f}"
 
     return cell
 
+  def fit(name: str) -> str:
+    return "any r" if best[name] is None else f"r = {best[name]:.2f}"
+
   columns = {
     "tokens": "{[tokens]}",
-    f"of one text / r = {best['of_one_text']:.2f}": formula("of_one_text"),
-    f"of as many texts / r = {best['of_many_texts']:.2f}": formula(
-      "of_many_texts"
-    ),
+    f"of one text / {fit('of_one_text')}": formula("of_one_text"),
+    f"of as many texts / {fit('of_many_texts')}": formula("of_many_texts"),
     "independent": "{[independent]:.2f}",
   }
   title = (

@@ -226,7 +226,12 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
   return cls(**values)
 
 
-_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "a bool"}
+_WORDS = {
+  int: "an integer below 2**31",
+  float: "a number",
+  str: "a text",
+  bool: "a bool",
+}
 
 
 def _check_kind(name: str, value: Any, hint: Any) -> None:
@@ -236,7 +241,8 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
     kinds = (hint,)
   kinds = [typing.get_origin(kind) or kind for kind in kinds]
   fits = {float: (int, float)}
-  if any(type(value) in fits.get(kind, (kind,)) for kind in kinds):
+  small = type(value) is not int or abs(value) < 2**31
+  if small and any(type(value) in fits.get(kind, (kind,)) for kind in kinds):
     return
   *most, last = (_WORDS.get(kind, _word(kind)) for kind in kinds)
   words = f"{', '.join(most)} or {last}" if most else last

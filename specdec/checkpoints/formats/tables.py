@@ -58,7 +58,7 @@ def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
     prefix: of the layer's names in the files.
 
   Raises:
-    ValueError: a matrix of several has other rows.
+    ValueError: a matrix of several, or an expert, is absent or misshapen.
   """
   shapes, readers = dict(files.shapes), {}
 
@@ -73,7 +73,9 @@ def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
 
   for name, parts in stored_names.fused(config).items():
     whole, total = name_in_file(name), sum(len(part.rows) for part in parts)
-    rows, *rest = shapes.pop(whole, (0,))
+    if whole not in shapes:
+      raise ValueError(f"{files.source} lacks {whole}")
+    rows, *rest = shapes.pop(whole)
     if rows != total:
       raise ValueError(f"{whole} has {rows} rows; the config requires {total}")
     for tensor, places in parts:
@@ -82,13 +84,16 @@ def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
       readers[part] = functools.partial(cut, whole, places)
   for tensor in names.tensors(config):
     each = [name_in_file(x) for x in tensor.hugging_face]
-    sizes = {shapes.get(x) for x in each}
-    if len(each) > 1 and len(sizes) == 1 and None not in sizes:
-      for x in each:
-        del shapes[x]
-      name = name_in_file(stack_name(tensor))
-      shapes[name] = len(each), *sizes.pop()
-      readers[name] = functools.partial(stack, each)
+    if len(each) == 1:
+      continue
+    names.check(
+      dict.fromkeys(each, tensor.shape[1:]),
+      {x: shapes.pop(x) for x in each if x in shapes},
+      files.source,
+    )
+    name = name_in_file(stack_name(tensor))
+    shapes[name] = tensor.shape
+    readers[name] = functools.partial(stack, each)
 
   def read(name: str) -> np.ndarray:
     return readers[name]() if name in readers else files.read(name)
