@@ -496,7 +496,10 @@ def without_one(x, axis):
 CHANGES = [
   ({"values": lambda x: x.astype(jnp.bfloat16)}, "expected: float32 .2, 2, 40"),
   ({"values": lambda x: without_one(x, 2)}, "values float32 .2, 2, 39, 32. do"),
-  ({"keys": lambda x: x.astype(jnp.float16)}, "bfloat16 or float32 .2, 2, 40"),
+  (
+    {"keys": lambda x: x.astype(jnp.float16)},
+    "bfloat16 or float32 or int8 .2, 2, 40",
+  ),
   ({"keys": lambda x: x[:1], "values": lambda x: x[:1]}, "keys float32 .1, 2"),
   (
     dict.fromkeys(("query", "keys", "values"), lambda x: x[..., :24]),

@@ -170,7 +170,7 @@ def test_no_measures_where_none_are_wanted():
       dict(divergence="hinge"),
       "divergence 'hinge' is unknown; known: cross_entropy, ",
     ),
-    (dict(decay=-0.1), "decay = -0.1; it must be >= 0"),
+    (dict(decay=-0.1), "decay = -0.1; it must be in 0..1"),
     (dict(token_weight=-1.0), "token_weight = -1.0"),
     (dict(feature_weight=-1.0), "feature_weight = -1.0"),
   ],
