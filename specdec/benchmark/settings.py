@@ -337,8 +337,7 @@ class Settings:
     if self.kv:
       caveats.append(
         f"keys and values in {self.kv}: what is lossless is so relative to the "
-        "target that reads them; where XLA computes its keys, coupled texts "
-        "part sooner than without"
+        "target that reads them, and coupled texts part sooner than in float32"
       )
     if self.random_weights:
       caveats.append(
