@@ -118,8 +118,9 @@ def mixtures() -> Iterable[Measurement]:
   yield Measurement(
     "mixture_batches",
     "bench --target=configs/shapes/mixture --random_weights --noprefill "
-    "--context=64 --limit=16 --max_new_tokens=32 --drafter=lookup "
-    "--acceptance=synthetic(0.8) --k=4 --batch=1,4,16 --passes=1,5 --repeats=5",
+    "--context=64 --limit=16 --max_new_tokens=32 --temperature=1 "
+    "--drafter=lookup(min_ngram=0) --acceptance=synthetic(0.8) --k=4 "
+    "--batch=1,4,16 --passes=1,5 --repeats=5",
     6,
     None,
   )
