@@ -1,5 +1,6 @@
 """Opens a folder with somebody's drafter: config and tensors, not yet read."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +64,7 @@ def _safetensors(paths: list[Path], config: Mapping[str, Any]):
     for name, file in stored.items()
   }
   scales = {}  # of matrices in float8
+  mapped = functools.cache(float8.Mapped)  # a file's header is read once
   if float8.applies(scheme := config.get(compressed.KEY)):
     float8.check(scheme, "config.json")
     shapes, scales = float8.logical(shapes)
@@ -70,7 +72,7 @@ def _safetensors(paths: list[Path], config: Mapping[str, Any]):
   def read(name: str) -> np.ndarray:
     if name not in scales:
       return stored[name].get_tensor(name)
-    values = float8.Mapped(path_of[name]).tensor(name)
+    values = mapped(path_of[name]).tensor(name)
     scale = stored[scales[name]].get_tensor(scales[name])
     return float8.dequantize(values, scale, (slice(None),) * 2)
 
