@@ -128,19 +128,19 @@ def long() -> Iterable[Measurement]:
     ("quantized", "quantized"),
     ("both", "quantized(window=256)"),
   )
-  eight = "_int8", " --kv=int8"
+  timed = [(*way, "") for way in ways]
+  timed.append(("sparse_int8", "sparse(window=256)", " --kv=int8"))
   for context, minutes in ((4096, 1), (16384, 2), (32768, 2.5)):
-    for name, drafter in ways:
-      for end, kv in (("", ""), eight) if name == "sparse" else (("", ""),):
-        yield Measurement(
-          f"long_{context}_{name}{end}",
-          "bench --target=preset:smollm2-135m --random_weights --noprefill "
-          f"--context={context} --limit=1 --max_new_tokens=64 "
-          f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 "
-          f"--passes=1,5 --repeats=5{kv}",
-          minutes,
-          None,
-        )
+    for name, drafter, kv in timed:
+      yield Measurement(
+        f"long_{context}_{name}",
+        "bench --target=preset:smollm2-135m --random_weights --noprefill "
+        f"--context={context} --limit=1 --max_new_tokens=64 "
+        f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 --passes=1,5 "
+        f"--repeats=5{kv}",
+        minutes,
+        None,
+      )
   pages = " ".join(
     f"--prompt_file=docs/{page}.md"
     for page in ("roofline", "training", "measuring", "checkpoints")
