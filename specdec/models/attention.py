@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_tree
+from specdec import cache as kv
+from specdec import draft_tree, sharding
 from specdec.models import cpu_kernels
 from specdec.types import Int8Slots, Sparse
 
@@ -160,6 +161,32 @@ def source_view(length: jax.Array, num_tokens: int) -> View:
   nobody = np.zeros((1, num_tokens, num_tokens), bool)
   depth = jnp.zeros((1, num_tokens), jnp.int32)
   return View(length, 0, depth, nobody)
+
+
+def write_kv(
+  layer: tuple | None,
+  keys: jax.Array,
+  values: jax.Array,
+  view: View,
+  place: sharding.Placement,
+) -> tuple[jax.Array | Int8Slots, jax.Array | Int8Slots, View]:
+  """Writes a call's keys and values into the cache, if there is one.
+
+  Args:
+    layer: (k, v) of the cache; None: the tokens attend to each other alone.
+    keys, values: of the call, [B, KV heads, T, D] each.
+    place: where the cache lies.
+
+  Returns:
+    Keys, values and the view with which to `attend`.
+  """
+  if layer is None:
+    is_masked = view.mask is not None
+    return keys, values, view if is_masked else view.masked(keys.shape[2])
+  axes = sharding.CACHE, sharding.CACHE, ("rows",)
+  write = place.on_each(kv.write, axes, sharding.CACHE)
+  written = (write(x, new, view.slot) for x, new in zip(layer, (keys, values)))
+  return *written, view
 
 
 def attend(

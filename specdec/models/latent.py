@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from specdec import cache as kv
 from specdec import sharding
-from specdec.models.attention import View, attend
+from specdec.models.attention import View, attend, write_kv
 from specdec.models.config import TransformerConfig
 from specdec.models.experts import weight
 from specdec.models.layouts import unpack
@@ -76,13 +75,7 @@ class LatentAttention(nn.Module):
         rotate(y, *angles, c.rope_interleaved) for y in (turned, key)
       )
     keys, values = key.swapaxes(1, 2), latent[:, None]
-    if layer is not None:
-      axes = sharding.CACHE, sharding.CACHE, ("rows",)
-      write = self.place.on_each(kv.write, axes, sharding.CACHE)
-      keys = write(layer[0], keys, view.slot)
-      values = write(layer[1], values, view.slot)
-    elif view.mask is None:
-      view = view.masked(x.shape[1])
+    keys, values, view = write_kv(layer, keys, values, view, self.place)
     y = attend(
       turned,
       keys,

@@ -23,6 +23,7 @@ from specdec.models.attention import (
   softcap,
   source_view,
   view,
+  write_kv,
 )
 from specdec.models.config import TransformerConfig
 from specdec.models.experts import (
@@ -120,7 +121,6 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, x, layer, angles, view: View):
     c = self.config
-    num_tokens = x.shape[1]
 
     def layer_of(name, count):
       return Linear(count * c.head_dim, c.qkv_bias, name=name)
@@ -160,13 +160,7 @@ class Attention(nn.Module):
       query = (query * growth).astype(query.dtype)
     value = heads(value, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
-    if layer is not None:
-      axes = sharding.CACHE, sharding.CACHE, ("rows",)
-      write = self.place.on_each(kv.write, axes, sharding.CACHE)
-      keys = write(layer[0], keys, view.slot)
-      values = write(layer[1], values, view.slot)
-    elif view.mask is None:
-      view = view.masked(num_tokens)
+    keys, values, view = write_kv(layer, keys, values, view, self.place)
 
     sink_logits = None
     if c.attention_sinks:
