@@ -71,8 +71,18 @@ class Noise:
 
   def _gumbel(self, *address) -> jax.Array:
     keys = fold(self.keys, *address)
-    draw = jax.vmap(lambda key: jax.random.gumbel(key, (self.vocab_size,)))
     shape = (self.keys.shape[0], self.vocab_size)
+
+    def one_row(key):
+      return jax.random.gumbel(key, shape[1:])
+
+    def draw(keys):
+      # A CPU runs threefry's rounds as a loop over the whole array: by rows it
+      # stays in the cache, up to four times as fast.
+      return jax.lax.platform_dependent(
+        keys, cpu=lambda x: jax.lax.map(one_row, x), default=jax.vmap(one_row)
+      )
+
     return jax.lax.cond(self.wanted, draw, lambda _: jnp.zeros(shape), keys)
 
   def at_position(self, position: jax.Array) -> jax.Array:

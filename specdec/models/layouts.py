@@ -146,11 +146,11 @@ def _by_xla(weight: jax.Array | Quantized, x: jax.Array, dtype) -> jax.Array:
   """Multiplies x [N, in] by a matrix, packed or not: [N, out]."""
   if isinstance(weight, Quantized):
     whole = quantization.dequantize(jax.tree.map(unpack, weight), x.dtype)
-    return jax.lax.dot(x, whole.T, preferred_element_type=dtype)
+    return _times_rows(x, whole, dtype)
   if weight.dtype != x.dtype:
     weight = weight.astype(x.dtype)
   if weight.ndim == 2:
-    return jax.lax.dot(weight, x.T, preferred_element_type=dtype).T
+    return _times_rows(weight, x, dtype).T
   if len(x) <= MAX_BLOCKED_TOKENS:
     copied = x
     if len(x) == 1 and weight.size <= _SMALL_MATRIX:
@@ -160,6 +160,16 @@ def _by_xla(weight: jax.Array | Quantized, x: jax.Array, dtype) -> jax.Array:
     return y.swapaxes(0, 1)[: len(x)].reshape(len(x), -1)
   joined = weight.swapaxes(0, 1).reshape(x.shape[1], -1)
   return jax.lax.dot(x, joined, preferred_element_type=dtype)
+
+
+def _times_rows(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
+  """Multiplies x [N, in] by the rows of y [M, in]: [N, M].
+
+  Not x @ y.T: XLA multiplies bfloat16 on a CPU with AMX a fifth as fast when
+  the transpose is an operation.
+  """
+  dims = (((1,), (1,)), ((), ()))
+  return jax.lax.dot_general(x, y, dims, preferred_element_type=dtype)
 
 
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:
