@@ -157,6 +157,7 @@ class Sampling:
   top_p: Array | None = None  # [B] in (0, 1]
 
 
+ANY_CHAIN = 2**30  # DraftSpec.max_external_drafts of a chain of any length
 SIBLINGS = ("none", "iid", "without_replacement", "deterministic")
 
 

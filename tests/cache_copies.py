@@ -32,7 +32,7 @@ from specdec.drafters.heads import serve
 from specdec.inputs import Inputs
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import Params, Skip
+from specdec.types import Params, Skip, Sparse
 
 MAX_LENGTH = 2040
 PROMPT = 8  # short: a prefill chunk's scores are [B, heads, chunk, slots]
@@ -74,6 +74,12 @@ def pairs(target=TARGET, draft=DRAFT):
     "lookup": (drafters.lookup(K), rejection),
     "layer skip, threshold": (
       drafters.layer_skip(large, SKIP, K, threshold),
+      rejection,
+    ),
+    "lookup | sparse": (
+      drafters.fallback(
+        drafters.lookup(K), drafters.sparse(large, Sparse(window=64), 2)
+      ),
       rejection,
     ),
   }

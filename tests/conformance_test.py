@@ -273,6 +273,15 @@ def test_fallbacks(kind):
   )
 
 
+def test_a_fallback_in_the_targets_scratch():
+  target, params = llama("llama")
+  first = drafters.lookup(5, ngram=2, min_ngram=1)
+  behind = drafters.sparse(target, NARROW, 3)
+  check_drafter(
+    lambda: drafters.fallback(first, behind), target, params, rules=REJECTION
+  )
+
+
 def example(name):
   """A module of examples/."""
   path = pathlib.Path(__file__).parents[1] / "examples" / f"{name}.py"

@@ -29,9 +29,17 @@ from learned_kinds import (
   target,
   weights,
 )
-from specdec import acceptance, draft_length, draft_shape, drafters, noise
+from specdec import (
+  acceptance,
+  decode,
+  draft_length,
+  draft_shape,
+  drafters,
+  noise,
+)
 from specdec.drafters.heads import serve
 from specdec.testing.books import check_books
+from specdec.types import Sparse
 from table_loop import record  # noqa: F401, a fixture
 from texts import texts
 
@@ -102,6 +110,21 @@ def test_the_coupled_rules_text_is_autoregressive_texts(kind):
   check_books(state, LENGTHS)
   assert np.all(np.asarray(state.stats.widths) > 0)  # K + 1, COPIED + 1
   assert np.asarray(state.stats.accepted)[:, K].sum() > 0  # of a copy alone
+
+
+@pytest.mark.parametrize(
+  "rule, temperature",
+  [(COUPLED, learned_kinds.TEMPERATURES), (REJECTION, np.zeros(BATCH))],
+)
+def test_one_that_drafts_in_the_targets_scratch(rule, temperature):
+  """Of the cache that the copies' rounds leave as it was."""
+  model, _ = target()
+  drafter = drafters.fallback(copies(), drafters.sparse(model, Sparse(3), K))
+  state = speculate(drafter, rule, None, temperature)
+  plain = speculate(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, None, temperature)
+  assert texts(state) == texts(plain)
+  check_books(state, LENGTHS)
+  assert np.all(np.asarray(state.stats.widths) > 0)  # K + 1, COPIED + 1
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from specdec import beam, decode
 
 # check_drafter looks at more: chains of early exits and skips, at batch 32.
 DUE = {(name, 1) for name in ("baseline", "lookup", "model", "early exit")}
+DUE |= {("lookup | sparse", 1)}
 DUE |= {("model, chains", 4), ("model, adaptive", 4)}
 DUE |= {("early exit, dynamic", 4)}
 

@@ -21,6 +21,7 @@ from specdec.types import (
   DraftSpec,
   Params,
   PyTree,
+  Resume,
 )
 from specdec.utils import loops
 from specdec.utils.constructors import cached
@@ -108,25 +109,34 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     copied, before = first.propose(ours, state.first, context)
     has_draft = copied.count > 1
 
+    cache = context.target_cache
+    theirs_shape = jax.eval_shape(
+      lambda: other.propose(theirs, state.other, context)[0]
+    )
+    # Of the target's cache, where the other drafts in its scratch.
+    layers = () if theirs_shape.resume is None else cache.layers
+    all_log_probs = theirs_shape.log_probs
+    if all_log_probs is not None:
+      all_log_probs = _to(size, jnp.zeros_like(all_log_probs))
+
     def ask(carry, text):
-      tokens, length = text
-      ours = context._replace(tokens=tokens, length=length)
-      draft, after = other.propose(theirs, carry[1], ours)
+      (*_, layers), state = carry
+      ours = context._replace(tokens=text[0], length=text[1])
+      if layers:
+        ours = ours._replace(target_cache=cache.replace(layers=layers))
+      draft, after = other.propose(theirs, state, ours)
       padded = [
         None if x is None else _to(size, x)
         for x in (draft.tokens, draft.log_probs)
       ]
-      return (*padded, draft.count), after
+      layers = () if draft.resume is None else draft.resume.layers
+      return (*padded, draft.count, layers), after
 
     text, wanted = (context.tokens, context.length), jnp.any(~has_draft)
     if other.idle is not None:
       wanted &= ~other.idle(context)
-    shapes = jax.eval_shape(lambda: ask((None, state.other), text)[0])
-    _, distributions, _ = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), shapes
-    )
-    nothing = _to(size, copied.tokens), distributions, copied.count
-    (tokens, all_log_probs, count), after = loops.when(
+    nothing = _to(size, copied.tokens), all_log_probs, copied.count, layers
+    (tokens, all_log_probs, count, layers), after = loops.when(
       wanted, ask, (nothing, state.other), text
     )
     tokens = jnp.where(has_draft[:, None], _to(size, copied.tokens), tokens)
@@ -137,7 +147,8 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
         has_draft[:, None, None], certain, all_log_probs
       )
     count = jnp.where(has_draft, copied.count, count)
-    draft = Draft(tokens, None, all_log_probs, count)
+    resume = Resume(None, layers) if layers else None
+    draft = Draft(tokens, None, all_log_probs, count, resume)
     return draft, Both(before, after)
 
   def update(params, state: Both, *rest):

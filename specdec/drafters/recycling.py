@@ -13,6 +13,7 @@ import numpy as np
 
 from specdec import draft_length, draft_shape, draft_tree, sampling
 from specdec.types import (
+  ANY_CHAIN,
   Array,
   Context,
   Draft,
@@ -21,8 +22,6 @@ from specdec.types import (
   StepCost,
 )
 from specdec.utils.constructors import cached
-
-_ANY = 2**30  # a table takes whatever chain was verified
 
 
 def _latest(tokens: Array, valid: Array, preferred: Array) -> Array:
@@ -83,7 +82,7 @@ def recycling(
   spec = spec._replace(
     widths=widths if policy is None else spec.widths,
     siblings="deterministic",
-    max_external_drafts=_ANY if spec.chain else 0,
+    max_external_drafts=ANY_CHAIN if spec.chain else 0,
     name="recycling",
   )
 

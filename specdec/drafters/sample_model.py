@@ -9,6 +9,7 @@ from specdec import draft_shape, draft_tree
 from specdec.draft_shape import LengthPolicy
 from specdec.models.attention import BLOCK
 from specdec.types import (
+  ANY_CHAIN,
   Array,
   Context,
   Draft,
@@ -109,7 +110,8 @@ def in_scratch(
     ValueError: drafting would run more nodes than the tree has.
   """
   draft_shape.check_scratch(shape)
-  spec = shape.spec._replace(name=name)
+  external = ANY_CHAIN if shape.spec.chain else 0
+  spec = shape.spec._replace(name=name, max_external_drafts=external)
 
   def propose(params: Params, draft_state, context: Context):
     if spec.max_depth == 0:
