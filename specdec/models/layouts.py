@@ -150,7 +150,7 @@ def _by_xla(weight: jax.Array | Quantized, x: jax.Array, dtype) -> jax.Array:
   if weight.dtype != x.dtype:
     weight = weight.astype(x.dtype)
   if weight.ndim == 2:
-    return _times_rows(weight, x, dtype).T
+    return _times_rows(x, weight, dtype)
   if len(x) <= MAX_BLOCKED_TOKENS:
     copied = x
     if len(x) == 1 and weight.size <= _SMALL_MATRIX:
