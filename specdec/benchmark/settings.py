@@ -56,8 +56,9 @@ class Settings:
       also head(NAME, weights=int8), or by their kind, as eagle3(FOLDER);
       block(FILE), one in rows of at most its levels; pard(NAME), a model taught
       to draft from masks; none. Two with | between them: the second, a head,
-      drafts where the first has no draft: 'lookup(k=4) | head(FILE)'. Default
-      lookup, for a shipped target its draft.
+      quantized or sparse, drafts where the first has no draft:
+      'lookup(k=4) | head(FILE)'. Default lookup, for a shipped target its
+      draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
       coupled: token for token the text of autoregressive sampling with this
       seed. rejection: the same distribution, other noise, accepts sampled

@@ -78,8 +78,8 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
   if not theirs.max_external_drafts:
     raise ValueError(
       f"{other.name} cannot be the fallback for another: it does not "
-      "go on after what that drafted (max_external_drafts); trained heads do, "
-      "but for exits"
+      "go on after what that drafted (max_external_drafts); quantized, sparse "
+      "and trained heads do, but for exits"
     )
   if theirs.max_external_drafts < max(1, ours.max_depth):
     raise ValueError(
