@@ -335,6 +335,19 @@ class Drafter(NamedTuple):
     return self.spec.name
 
 
+class Window(NamedTuple):
+  """The positions that a token attends to in a layer, its own included."""
+
+  size: int
+  chunked: bool = False  # it is a chunk, which begins at a multiple of its size
+
+  def cached(self, context: int) -> int:
+    """Returns how many cached positions the token after them sees."""
+    if self.chunked:
+      return context % self.size
+    return min(context, self.size - 1)
+
+
 class StepCost(NamedTuple):
   """What one pass of a drafter reads and computes, on one device.
 
@@ -356,9 +369,8 @@ class StepCost(NamedTuple):
   position_flops: float = 0.0  # attention, per token and cached position
   written_bytes: float = 0.0  # per row and token, beyond KV that it reads, too
   row_bytes: float = 0.0  # read per row: recurrent states
-  # The same of layers with a sliding window: (positions that a token sees, its
-  # own too, position_bytes, position_flops).
-  windows: tuple[tuple[int, float, float], ...] = ()
+  # The same of layers with a window: (it, position_bytes, position_flops).
+  windows: tuple[tuple[Window, float, float], ...] = ()
   logits: int = 0  # float32 logits per projected token, on every chip
   split_logits: int = 0  # and those of which every chip has its part
   # Of mixtures of experts: (bytes of one, its FLOPs per token, how many there

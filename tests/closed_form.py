@@ -30,10 +30,9 @@ def _active(config: TransformerConfig) -> int:
 def _seen(config: TransformerConfig, context: int) -> int:
   """Returns the cached positions that a token attends to, over all layers."""
   windows = config.windows or (None,) * config.num_layers
-  return sum(
-    context if window is None else min(context, window - 1)
-    for window in windows
-  )
+  if config.chunked:
+    return sum(context % x if x else context for x in windows)
+  return sum(min(context, x - 1) if x else context for x in windows)
 
 
 def pass_bytes(

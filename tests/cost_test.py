@@ -96,7 +96,7 @@ def test_shapes_and_bounds_of_presets_are_the_closed_form(name):
   """The oracle of the bounds is closed_form.py."""
   for dtype in ("float32", "bfloat16"):
     config = presets.get(name, dtype)
-    for where in ((1, 1, 0), (4, 3, 5000)):
+    for where in ((1, 1, 0), (4, 3, 5000), (2, 2, 20_000)):
       bound = pass_bound(config, *where)
       assert bound.bytes == closed_form.pass_bytes(config, *where)
       expected = closed_form.pass_flops(config, *where)

@@ -87,7 +87,7 @@ def test_a_draft_step_reads_its_positions_whatever_the_context():
   assert read(1000) == read(4000) == 2 * layer * 63  # the token's own is new
   small = drafter_cost.quantized(CONFIG, 16, 8, Sparse(60, 4)).step
   assert small.position_bytes == 0
-  assert [w for w, *_ in small.windows] == [64, 64]
+  assert [w.size for w, *_ in small.windows] == [64, 64]
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_a_setup_drafts_with_it(drafter):
 def test_layers_with_a_window_of_their_own_have_no_sinks():
   config = dataclasses.replace(CONFIG, windows=(None, 8))
   layers = drafter_cost.sparse(config, Sparse(20, 4)).shape.layers
-  assert [x.window for x in layers] == [24, 8]
+  assert [x.window.size for x in layers] == [24, 8]

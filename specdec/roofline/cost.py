@@ -270,8 +270,8 @@ class Deployment:
     size = BYTES[self.kv_type]
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
-      window = math.inf if layer.window is None else layer.window - 1
-      seen, shards = min(context, window), min(self.ways, layer.kv_heads)
+      seen = layer.window.cached(context) if layer.window else context
+      shards = min(self.ways, layer.kv_heads)
       values = seen * layer.kv + self.source * layer.source_kv
       read += count * rows * values / shards
       written += count * rows * tokens * layer.kv / shards

@@ -10,7 +10,7 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
 from specdec.roofline.cost import BYTES
 from specdec.roofline.shapes import Shape
-from specdec.types import DrafterCost, Skip, Sparse, StepCost
+from specdec.types import DrafterCost, Skip, Sparse, StepCost, Window
 
 
 def model(
@@ -82,11 +82,13 @@ def _reading(target: TransformerConfig, positions: Sparse | None) -> Shape:
   if positions is None:
     return shape
   most = positions.window + positions.sinks
-  layers = (
-    x._replace(window=min(x.window or most, most)) if x.kv else x
-    for x in shape.layers
-  )
-  return dataclasses.replace(shape, layers=tuple(layers))
+
+  def reading(layer):
+    size = min(layer.window.size, most) if layer.window else most
+    return layer._replace(window=Window(size))
+
+  layers = tuple(reading(x) if x.kv else x for x in shape.layers)
+  return dataclasses.replace(shape, layers=layers)
 
 
 def quantized(

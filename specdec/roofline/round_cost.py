@@ -222,9 +222,9 @@ def step_cost(
   m, n = rows * tokens, rows * (tokens if projected is None else projected)
   attention, read = 0.0, rows * step.row_bytes
   written = m * step.written_bytes
-  everything = math.inf, step.position_bytes, step.position_flops
+  everything = None, step.position_bytes, step.position_flops
   for window, size, flops in (everything, *step.windows):
-    seen = min(context, window - 1)
+    seen = window.cached(context) if window else context
     read += rows * seen * size
     written += m * size
     attention += m * (seen + tokens) * flops

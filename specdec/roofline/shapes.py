@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from specdec.models import params, presets
 from specdec.models.config import TransformerConfig
-from specdec.types import Skip
+from specdec.types import Skip, Window
 from specdec.utils.spelling import choices
 
 
@@ -19,7 +19,7 @@ class Layer(NamedTuple):
   kv: int  # values cached per position
   kv_heads: int  # parts into which the cache can be sharded
   score: int  # multiply-adds of attention per token and cached position
-  window: int | None = None  # positions a token sees, its own too; None: all
+  window: Window | None = None  # of its attention; None: it sees all
   expert: int = 0  # weights of one expert
   num_experts: int = 0
   per_token: int = 0  # experts routed to per token
@@ -95,7 +95,7 @@ def of_config(
       kv=kv,
       kv_heads=c.num_kv_heads,
       score=score,
-      window=window,
+      window=window and Window(window, c.chunked),
       expert=mlp if experts[i] else 0,
       num_experts=experts[i],
       per_token=c.experts_per_token if experts[i] else 0,

@@ -8,7 +8,7 @@ from specdec.drafters.heads.draft_head import GROUP
 from specdec.models import params
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS, WeightFormat
-from specdec.types import DrafterCost, PyTree, StepCost
+from specdec.types import DrafterCost, PyTree, StepCost, Window
 
 _ENCODER = ("gather", "context_norm")  # and norms of the hidden states
 
@@ -80,7 +80,7 @@ def drafter_cost(
       target_flops=2 * (rows - copied),
       position_bytes=size * kv * num_full,
       position_flops=2 * scores * num_full,
-      windows=tuple((x, size * kv, 2 * scores) for x in windows if x),
+      windows=tuple((Window(x), size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
       all_reduces=tuple(all_reduces),
       # Every candidate is found by reading and rewriting all logits of a slot.
