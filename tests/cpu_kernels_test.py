@@ -319,18 +319,21 @@ def test_attention_with_a_bias_by_relative_position(case, on_mesh):
 
 
 @pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
-@pytest.mark.parametrize("chunk", [7, 130])
+@pytest.mark.parametrize("chunk, near", [(7, None), (130, None), (130, 40)])
 @pytest.mark.parametrize("case", ATTENTION)
-def test_attention_to_chunks(case, chunk, on_mesh):
+def test_attention_to_chunks(case, chunk, near, on_mesh):
+  """And to a part of each, as drafters.sparse reads them."""
   *arrays, view, cap = attention_case(case)
   view = view._replace(window=None)
   slots = jnp.arange(arrays[1].shape[2])
   whole, position = view.mask_of(slots), view.positions[:, :, None]
   of_slot = position - view.distance(slots)
-  view = view._replace(window=chunk, chunked=True)
-  np.testing.assert_array_equal(
-    view.mask_of(slots), whole & (of_slot // chunk == position // chunk)
-  )
+  seen = whole & (of_slot // chunk == position // chunk)
+  view = view._replace(chunk=chunk)
+  if near is not None:
+    view = view.sparse(Sparse(near))
+    seen &= view.distance(slots) < near
+  np.testing.assert_array_equal(view.mask_of(slots), seen)
   attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
   y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
   np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)

@@ -31,7 +31,8 @@ class View(NamedTuple):
     ancestors: [1 or B, N, N] bool, whether node n attends to node m; None for a
       chain.
     window: positions of the sliding window, a node's included; None for all.
-    chunked: the window is a chunk, which begins at a multiple of its size.
+    chunk: a node sees its chunk alone, which begins at a multiple of this;
+      None: all chunks.
     sinks: first positions, at most BLOCK, that are seen outside of the window.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
@@ -48,7 +49,7 @@ class View(NamedTuple):
   mask: jax.Array | None = None
   bias: jax.Array | None = None
   sinks: int = 0
-  chunked: bool = False
+  chunk: int | None = None
 
   @property
   def slot(self) -> jax.Array:
@@ -93,11 +94,11 @@ class View(NamedTuple):
       mask = (relative < 0)[:, None]
       mask |= is_ancestor & (relative < nodes)[:, None]
     if self.window is not None:
-      window = self.window
-      if self.chunked:
-        window = self.positions[:, :, None] % window + 1
-      is_near = self.distance(slots) < window
+      is_near = self.distance(slots) < self.window
       mask &= is_near | (slots < self.sinks)[None, None]
+    if self.chunk is not None:
+      in_chunk = self.positions[:, :, None] % self.chunk
+      mask &= self.distance(slots) <= in_chunk
     return mask
 
   def bias_of(self, slots: jax.Array) -> jax.Array:
@@ -112,24 +113,22 @@ class View(NamedTuple):
 
   def sparse(self, positions: Sparse) -> "View":
     """Returns this view, of these positions alone."""
-    if self.window is None:
-      window, sinks = positions.window, positions.sinks
-    else:
-      window, sinks = min(self.window, positions.window), 0
-    return self._replace(window=window, sinks=sinks, chunked=False)
+    if self.window is None and self.chunk is None:
+      return self._replace(window=positions.window, sinks=positions.sinks)
+    window = min(self.window or positions.window, positions.window)
+    return self._replace(window=window)
 
   def blocks(self, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Returns the first block of slots that some row sees behind its sinks, and
     one past the last."""
     used = jnp.minimum(self.length.max() + self.depth.shape[1], num_slots)
     first = jnp.zeros_like(used)
+    least = self.length.min()
     if self.window is not None:
-      least = self.length.min()
-      if self.chunked:
-        first = least // self.window * self.window // BLOCK
-      else:
-        first = jnp.maximum(least + 1 - self.window, 0) // BLOCK
-    return first, -(-used // BLOCK)
+      first = jnp.maximum(least + 1 - self.window, 0)
+    if self.chunk is not None:
+      first = jnp.maximum(first, least // self.chunk * self.chunk)
+    return first // BLOCK, -(-used // BLOCK)
 
 
 def view(
@@ -243,7 +242,7 @@ def attend(
         first=view.first,
         window=view.window,
         sinks=view.sinks,
-        chunked=view.chunked,
+        chunk=view.chunk,
         scale=scale,
         cap=cap,
       ),

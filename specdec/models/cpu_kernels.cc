@@ -449,7 +449,7 @@ struct Attention {
   int64_t trees = 1, depths = 1;    // 1 for all rows, or B
   int64_t window = 0, reach = -1;   // 0: no window; -1: no bias
   int64_t sinks = 0;                // first slots, seen outside of the window
-  bool chunked = false;  // the window begins at a multiple of its size
+  int64_t chunk = 0;                // only slots since a multiple of it; 0: all
   float scale = 1.0f, cap = 0.0f;  // 0: no cap
 
   int64_t Offset(int64_t b, int64_t h, int64_t r) const {
@@ -463,10 +463,9 @@ struct Attention {
     return (Used(b) + kSegment - 1) / kSegment;
   }
   int64_t FirstSegment(int64_t b) const {
-    if (window == 0) return 0;
-    const int64_t first = chunked
-                              ? length[b] / window * window
-                              : std::max<int64_t>(0, length[b] + 1 - window);
+    int64_t first = 0;
+    if (window != 0) first = std::max<int64_t>(0, length[b] + 1 - window);
+    if (chunk != 0) first = std::max(first, length[b] / chunk * chunk);
     return std::min(first / kSegment, LastSegment(b));
   }
   // Segments of the sinks, ahead of the first.
@@ -488,15 +487,19 @@ struct Attention {
   }
   // How many positions back a node sees, its own included.
   int64_t Near(int64_t b, int64_t node) const {
-    if (!chunked) return window;
-    return (length[b] + depth[(depths > 1 ? b : 0) * nodes + node]) % window + 1;
+    const int64_t near =
+        window != 0 ? window : std::numeric_limits<int64_t>::max();
+    if (chunk == 0) return near;
+    const int32_t* d = depth + (depths > 1 ? b : 0) * nodes;
+    return std::min(near, (length[b] + d[node]) % chunk + 1);
   }
+  bool Unbounded() const { return window == 0 && chunk == 0; }
   bool Sees(int64_t b, int64_t node, int64_t slot) const {
     const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
     if (relative >= 0 && !seen[(tree * nodes + node) * nodes + relative]) {
       return false;
     }
-    return window == 0 || slot < sinks ||
+    return Unbounded() || slot < sinks ||
            Distance(b, node, slot) < Near(b, node);
   }
   float Bias(int64_t b, int64_t h, int64_t row, int64_t slot) const {
@@ -594,7 +597,7 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
     }
   }
   for (int64_t s = 0; s < count; ++s) {
-    if (a.window == 0 && start + s < a.length[b]) continue;
+    if (a.Unbounded() && start + s < a.length[b]) continue;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t node = a.first + (begin + r) / a.group;
       if (!a.Sees(b, node, start + s)) scores[s][r] = -kInfinity;
@@ -762,7 +765,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::Buffer<ffi::F32> sink_logits,
                   ffi::ResultBuffer<ffi::F32> y,
                   int64_t first, int64_t window, int64_t sinks,
-                  int64_t chunked, float scale, float cap) {
+                  int64_t chunk, float scale, float cap) {
   const Shape q = query.dimensions(), k = keys.dimensions(),
               n = seen.dimensions(), depths = depth.dimensions(),
               biases = bias.dimensions();
@@ -786,7 +789,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   const int64_t nodes = first + q[1];
   if (n.size() != 3 || !Is(n, {n[0] == 1 ? 1 : q[0], nodes, nodes}) ||
       depths.size() != 2 || !Is(depths, {depths[0] == 1 ? 1 : q[0], nodes}) ||
-      first < 0 || window < 0 || sinks < 0) {
+      first < 0 || window < 0 || sinks < 0 || chunk < 0) {
     return Refused(
         "ancestors are [B or 1, N, N] and depths [B or 1, N], N = first + T");
   }
@@ -824,7 +827,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   a.depths = depths[0];
   a.window = window;
   a.sinks = sinks;
-  a.chunked = chunked != 0;
+  a.chunk = chunk;
   a.reach = biases[0] > 0 ? biases[0] / 2 : -1;
   a.scale = scale;
   a.cap = cap;
@@ -867,6 +870,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Attr<int64_t>("first")
                                   .Attr<int64_t>("window")
                                   .Attr<int64_t>("sinks")
-                                  .Attr<int64_t>("chunked")
+                                  .Attr<int64_t>("chunk")
                                   .Attr<float>("scale")
                                   .Attr<float>("cap"));

@@ -259,7 +259,7 @@ def attend(
   first: int = 0,
   window: int | None = None,
   sinks: int = 0,
-  chunked: bool = False,
+  chunk: int | None = None,
   scale: float = 1.0,
   cap: float | None = None,
 ) -> jax.Array:
@@ -276,7 +276,7 @@ def attend(
     sink_logits: [heads], another term of each softmax; None: none.
     window: positions of the sliding window, a node's included.
     sinks: first slots that are seen outside of the window.
-    chunked: the window is a chunk, which begins at a multiple of its size.
+    chunk: nothing is seen before the last multiple of it; None: all is.
     scale: multiplies the scores, before they are capped.
     cap: bounds the scores by cap * tanh(score / cap).
 
@@ -314,7 +314,7 @@ def attend(
     first=np.int64(first),
     window=np.int64(window or 0),
     sinks=np.int64(sinks),
-    chunked=np.int64(chunked),
+    chunk=np.int64(chunk or 0),
     scale=np.float32(scale),
     cap=np.float32(cap or 0.0),
   )

@@ -389,8 +389,8 @@ class Transformer(nn.Module):
     windows = c.windows or (None,) * c.num_layers
     if seen is None:
       seen = view(length, parents, first, num_tokens)
-    seen = seen._replace(chunked=c.chunked)
-    views = {w: seen._replace(window=w) for w in set(windows[start:stop])}
+    bound = "chunk" if c.chunked else "window"
+    views = {w: seen._replace(**{bound: w}) for w in set(windows[start:stop])}
     if c.relative_buckets:
       bias = RelativeBias(c, name="relative_bias")()
       views = {w: v._replace(bias=bias) for w, v in views.items()}
