@@ -219,6 +219,9 @@ def smollm2() -> Iterable[Measurement]:
     ("dspark", dspark, "3,7", ""),
     ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", ""),
     ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", ""),
+    ("eagle3_int8", "'head(smollm2, weights=int8)'", "2,3,5", ""),
+    ("copies_quantized", "'lookup(k=8) | quantized'", "4,8", ""),
+    ("suffix_quantized", "'suffix(k=8) | quantized'", "4,8", ""),
   ):
     yield Measurement(
       f"spec_bench_{name}",
