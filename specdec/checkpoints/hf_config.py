@@ -90,11 +90,11 @@ def parse(
         f"{source} has {option} = {value!r}; accepted: {accepted[0]!r}"
       )
   config = _with_defaults(config, architecture)
-  fields = {}
-  for ours, theirs in (KEYS | architecture.keys).items():
+  fields, keys = {}, KEYS | architecture.keys
+  for ours, theirs in keys.items():
     value = typed(config, theirs, source)
     fields[ours] = bool(value) if theirs in BOOLEANS else value
-  with naming(source):
+  with naming(source, keys):
     check_limits(fields["num_layers"], fields.get("num_experts", 0))
     if "no_rope_layers" in architecture.absent:
       rotated = config["no_rope_layers"] = _rotated(config, source)
@@ -113,13 +113,8 @@ def parse(
       fields["recurrence"] = hf_recurrence.parse(
         config, architecture.recurrence, source
       )
-    return TransformerConfig(
-      **fields,
-      **architecture.implied,
-      **rope,
-      windows=windows,
-      dtype=dtype,
-    )
+    fields = {**architecture.implied, **fields, **rope}
+    return TransformerConfig(**fields, windows=windows, dtype=dtype)
 
 
 def _with_defaults(

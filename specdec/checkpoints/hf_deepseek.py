@@ -12,6 +12,7 @@ from specdec.checkpoints.hf_values import typed
 from specdec.models.config import TransformerConfig
 from specdec.models.parts import GroupRouting, Latent
 from specdec.models.rope_scaling import Scaling, Yarn
+from specdec.utils.spelling import naming
 
 # Field -> key.
 _LATENT = {
@@ -41,7 +42,8 @@ def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
   def read(table: Mapping[str, str]) -> dict[str, Any]:
     return {ours: typed(config, x, source) for ours, x in table.items()}
 
-  latent, routing = Latent(**read(_LATENT)), GroupRouting(**read(_ROUTING))
+  with naming(source, _LATENT | _ROUTING):
+    latent, routing = Latent(**read(_LATENT)), GroupRouting(**read(_ROUTING))
   dense = typed(config, "first_k_dense_replace", source)
   if not 0 <= dense <= config["num_hidden_layers"]:
     raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 from specdec.checkpoints.hf_values import FULL, LINEAR, typed
 from specdec.models.config import TransformerConfig
 from specdec.models.parts import GATED_DELTA, MAMBA2, Recurrence
+from specdec.utils.spelling import naming
 
 # Field of Recurrence -> key of config.json, by kind.
 KEYS = {
@@ -46,7 +47,8 @@ def parse(
   layers = _layers(config, kind, source)
   if not layers:
     return None
-  recurrence = Recurrence(kind, layers, **sizes)
+  with naming(source, KEYS[kind]):
+    recurrence = Recurrence(kind, layers, **sizes)
   if kind == MAMBA2:
     inner = typed(config, "mamba_expand", source) * config["hidden_size"]
     if inner != recurrence.num_heads * recurrence.value_dim:

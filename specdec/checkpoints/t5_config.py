@@ -21,15 +21,22 @@ _MLPS = {
   "gated-gelu": ("gelu_tanh", True),
   "gated-silu": ("silu", True),
 }
+# Field of TransformerConfig -> key of config.json.
+_KEYS = {
+  "vocab_size": "vocab_size",
+  "width": "d_model",
+  "head_dim": "d_kv",
+  "mlp_width": "d_ff",
+  "encoder_layers": "num_layers",
+  "num_layers": "num_decoder_layers",
+  "num_heads": "num_heads",
+  "relative_buckets": "relative_attention_num_buckets",
+  "relative_distance": "relative_attention_max_distance",
+  "start_token": "decoder_start_token_id",
+}
 # Key -> its default in transformers.
-_SIZES = {
-  "vocab_size": None,
-  "d_model": None,
+_ABSENT = {
   "d_kv": 64,
-  "d_ff": None,
-  "num_layers": None,
-  "num_decoder_layers": None,
-  "num_heads": None,
   "relative_attention_num_buckets": 32,
   "relative_attention_max_distance": 128,
   "decoder_start_token_id": 0,
@@ -51,15 +58,15 @@ def parse(
   if config.get("num_decoder_layers") is None:
     config["num_decoder_layers"] = config.get("num_layers")
   sizes = {}
-  for key, default in _SIZES.items():
+  for field, key in _KEYS.items():
     value = config.get(key)
-    value = default if value is None else value
+    value = _ABSENT.get(key) if value is None else value
     if type(value) is not int or not 0 <= value < 2**31:
       raise ValueError(
         f"{source} has {key} = {value!r:.60}; it must be an integer in "
         "0..2**31-1"
       )
-    sizes[key] = value
+    sizes[field] = value
   names = config["architectures"]  # a list of one, or its member alone
   name = names if isinstance(names, str) else names[0]
   mt5 = ARCHITECTURES[name] == "mt5"
@@ -87,27 +94,18 @@ def parse(
   else:  # transformers 5 writes tie_word_embeddings = true, whatever holds
     scaled = bool(scaled)
     tied = scaled if has_head is None else not has_head
-  with naming(source):
-    check_limits(max(sizes["num_layers"], sizes["num_decoder_layers"]), 0)
+  with naming(source, _KEYS):
+    check_limits(max(sizes["num_layers"], sizes["encoder_layers"]), 0)
     activation, gated = _MLPS[mlp]
     return TransformerConfig(
-      vocab_size=sizes["vocab_size"],
-      num_layers=sizes["num_decoder_layers"],
-      width=sizes["d_model"],
-      mlp_width=sizes["d_ff"],
-      num_heads=sizes["num_heads"],
+      **sizes,
       num_kv_heads=sizes["num_heads"],
-      head_dim=sizes["d_kv"],
       norm_epsilon=epsilon,
       tied=tied,
       scale_logits=scaled,
       query_scalar=1.0,
       activation=activation,
       gated=gated,
-      relative_buckets=sizes["relative_attention_num_buckets"],
-      relative_distance=sizes["relative_attention_max_distance"],
-      encoder_layers=sizes["num_layers"],
-      start_token=sizes["decoder_start_token_id"],
       dtype=dtype,
     )
 
@@ -119,19 +117,10 @@ def render(config: TransformerConfig) -> dict[str, Any]:
     "architectures": ["T5ForConditionalGeneration"],
     "model_type": "t5",
     "is_encoder_decoder": True,
-    "vocab_size": config.vocab_size,
-    "d_model": config.width,
-    "d_kv": config.head_dim,
-    "d_ff": config.mlp_width,
-    "num_layers": config.encoder_layers,
-    "num_decoder_layers": config.num_layers,
-    "num_heads": config.num_heads,
-    "relative_attention_num_buckets": config.relative_buckets,
-    "relative_attention_max_distance": config.relative_distance,
+    **{theirs: getattr(config, ours) for ours, theirs in _KEYS.items()},
     "layer_norm_epsilon": config.norm_epsilon,
     "feed_forward_proj": mlp[0] if mlp else config.activation,
     "tie_word_embeddings": config.tied,
-    "decoder_start_token_id": config.start_token,
     "pad_token_id": config.start_token,
     "torch_dtype": config.dtype,
   }

@@ -2,7 +2,8 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 
 def choices(name: str, valid: Iterable[str]) -> str:
@@ -25,14 +26,25 @@ def check_choice(
 
 
 @contextlib.contextmanager
-def naming(source: str) -> Iterator[None]:
-  """Begins the message of a ValueError with the source, unless it does."""
+def naming(
+  source: str, keys: Mapping[str, str] | None = None
+) -> Iterator[None]:
+  """Begins the message of a ValueError with the source, unless it does.
+
+  Args:
+    keys: field -> what the source calls it. Fields of which a message gives the
+      value, as `field = 3`, are renamed.
+  """
   try:
     yield
   except ValueError as error:
     if str(error).startswith(source):
       raise
-    raise ValueError(f"{source}: {error}") from error
+    names = keys or {}
+    text = re.sub(
+      r"(?<![\w.])(\w+)(?= = )", lambda x: names.get(x[1], x[1]), str(error)
+    )
+    raise ValueError(f"{source}: {text}") from error
 
 
 def join_names(names: Iterable[str]) -> str:
