@@ -1,7 +1,7 @@
 """Llama 4's own keys of Hugging Face's config.json.
 
 Layers with rotation attend to chunks, queries of the others grow by position;
-some layers of Maverick are dense.
+some layers of Maverick are dense, and all of Llama Guard 4.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from specdec.checkpoints.hf_values import CHUNKED, FULL, typed
 from specdec.models.config import TransformerConfig
 
 _FLAG = "attn_temperature_tuning"
+_OF_MIXTURES = "num_experts", "experts_per_token", "shared_width"
 
 
 def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -46,29 +47,32 @@ def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
   tuned = config[_FLAG]  # a number in the first files
   if type(tuned) not in (bool, int):
     raise ValueError(f"{source} has {_FLAG} = {tuned!r:.60}; true or false")
-  return {
-    "dense_layers": dense,
-    "dense_width": typed(config, "intermediate_size_mlp", source)
-    if dense
-    else 0,
-    "unrotated_growth": float(typed(config, "attn_scale", source))
-    if tuned
-    else 0.0,
-  }
+  growth = float(typed(config, "attn_scale", source)) if tuned else 0.0
+  fields: dict[str, Any] = {"unrotated_growth": growth}
+  width = typed(config, "intermediate_size_mlp", source) if dense else 0
+  if len(dense) == count:
+    no_experts = dict.fromkeys(_OF_MIXTURES, 0)
+    return fields | no_experts | {"mlp_width": width, "route_inputs": False}
+  return fields | {"dense_layers": dense, "dense_width": width}
 
 
 def render(config: TransformerConfig) -> dict[str, Any]:
   """Returns the keys of config.json that `parse` reads."""
   count = config.num_layers
   chunk = max(filter(None, config.windows), default=None)
+  mixtures = []
+  if config.num_experts:
+    mixtures = [i for i in range(count) if i not in config.dense_layers]
   rendered: dict[str, Any] = {
-    "moe_layers": [i for i in range(count) if i not in config.dense_layers],
+    "intermediate_size": config.mlp_width,
+    "moe_layers": mixtures,
     _FLAG: config.unrotated_growth > 0,
     "attn_scale": config.unrotated_growth,
     "layer_types": [
       FULL if i in config.unrotated_layers else CHUNKED for i in range(count)
     ],
   }
-  if config.dense_width:
-    rendered["intermediate_size_mlp"] = config.dense_width
+  if len(mixtures) < count:
+    dense = config.dense_width if mixtures else config.mlp_width
+    rendered["intermediate_size_mlp"] = dense
   return rendered | ({"attention_chunk_size": chunk} if chunk else {})

@@ -205,6 +205,8 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
     in_layer |= _GPT_OSS
   elif config.route_inputs:
     in_layer |= _LLAMA4
+  elif config.chunked:  # a dense Llama 4
+    in_layer |= _FEED_FORWARD
   elif config.routing:
     in_layer |= _DEEPSEEK
   elif config.num_experts:

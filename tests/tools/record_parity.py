@@ -51,6 +51,22 @@ GEMMA = {
   "tie_word_embeddings": True,
   "pad_token_id": None,
 }
+LLAMA4 = {
+  **NO_TOKENS,
+  "num_hidden_layers": 4,
+  "num_key_value_heads": 2,
+  "head_dim": 32,
+  "intermediate_size": 24,
+  "intermediate_size_mlp": 40,
+  "attention_chunk_size": 5,
+  "no_rope_layer_interval": 2,
+  "interleave_moe_layer_step": 2,
+  "num_local_experts": 4,
+  "num_experts_per_tok": 2,
+  "floor_scale": 4,
+  "attn_scale": 0.5,
+  "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 DEEPSEEK = {
   "num_hidden_layers": 3,
   "q_lora_rank": 20,
@@ -339,24 +355,11 @@ VARIANTS = {
   ),
   # Chunks in layers 0 and 2, which rotate and are dense; queries of the others
   # grow at every fourth position.
-  "llama4": (
+  "llama4": ("llama4_text", LLAMA4),
+  # Llama Guard 4, which has no experts.
+  "llama4_dense": (
     "llama4_text",
-    {
-      **NO_TOKENS,
-      "num_hidden_layers": 4,
-      "num_key_value_heads": 2,
-      "head_dim": 32,
-      "intermediate_size": 24,
-      "intermediate_size_mlp": 40,
-      "attention_chunk_size": 5,
-      "no_rope_layer_interval": 2,
-      "interleave_moe_layer_step": 2,
-      "num_local_experts": 4,
-      "num_experts_per_tok": 2,
-      "floor_scale": 4,
-      "attn_scale": 0.5,
-      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
-    },
+    LLAMA4 | {"num_hidden_layers": 2, "moe_layers": [], "head_dim": 8},
   ),
   # Layer 0 is dense; two of four groups of experts are open to a token.
   "deepseek_v3": ("deepseek_v3", DEEPSEEK),
