@@ -339,13 +339,12 @@ class Window(NamedTuple):
   """The positions that a token attends to in a layer, its own included."""
 
   size: int
-  chunked: bool = False  # it is a chunk, which begins at a multiple of its size
+  chunk: int | None = None  # only those of its chunk, of so many positions
 
   def cached(self, context: int) -> int:
     """Returns how many cached positions the token after them sees."""
-    if self.chunked:
-      return context % self.size
-    return min(context, self.size - 1)
+    seen = context % self.chunk if self.chunk else context
+    return min(seen, self.size - 1)
 
 
 class StepCost(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from specdec import acceptance, decode, drafters, sampling
 from specdec.benchmark.setup import Setup
-from specdec.models import transformer
+from specdec.models import attention, transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import chips, drafter_cost
 from specdec.roofline.cost import Deployment
@@ -88,6 +88,24 @@ def test_a_draft_step_reads_its_positions_whatever_the_context():
   small = drafter_cost.quantized(CONFIG, 16, 8, Sparse(60, 4)).step
   assert small.position_bytes == 0
   assert [w.size for w, *_ in small.windows] == [64, 64]
+
+
+@pytest.mark.parametrize("context", [0, 7, 23, 24, 30, 100])
+@pytest.mark.parametrize(
+  "kind", [{}, {"windows": (24,)}, {"windows": (24,), "chunked": True}]
+)
+def test_the_price_counts_the_positions_that_a_node_sees(kind, context):
+  """Sinks are of layers that see all positions, chunks end by themselves."""
+  config = dataclasses.replace(CONFIG, num_layers=1, **kind)
+  bound = "chunk" if config.chunked else "window"
+  bounds = {bound: config.windows[0]} if config.windows else {}
+  view = attention.View(
+    np.array([context]), 0, np.zeros((1, 1), int), None, **bounds
+  )
+  for positions in Sparse(5, 2), Sparse(30, 2):
+    mask = view.sparse(positions).mask_of(np.arange(context + 1))
+    [layer] = drafter_cost.sparse(config, positions).shape.layers
+    assert layer.window.cached(context) == np.sum(mask) - 1
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,13 @@ def _reading(target: TransformerConfig, positions: Sparse | None) -> Shape:
   shape = shapes.of_config(target)
   if positions is None:
     return shape
-  most = positions.window + positions.sinks
+  size, sinks = positions
 
   def reading(layer):
-    size = min(layer.window.size, most) if layer.window else most
-    return layer._replace(window=Window(size))
+    window = Window(size + sinks)
+    if layer.window:  # which leaves no sinks
+      window = layer.window._replace(size=min(layer.window.size, size))
+    return layer._replace(window=window)
 
   layers = tuple(reading(x) if x.kv else x for x in shape.layers)
   return dataclasses.replace(shape, layers=layers)

@@ -95,7 +95,7 @@ def of_config(
       kv=kv,
       kv_heads=c.num_kv_heads,
       score=score,
-      window=window and Window(window, c.chunked),
+      window=window and Window(window, window if c.chunked else None),
       expert=mlp if experts[i] else 0,
       num_experts=experts[i],
       per_token=c.experts_per_token if experts[i] else 0,
