@@ -8,6 +8,8 @@ from specdec import sharding
 from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import presets
+from specdec.roofline import chips, shapes
+from specdec.roofline.cost import Deployment
 from specdec.sharding import Places
 
 COUNTS = {"vocab": 64, "query": 16, "key": 8, "mlp": 96}
@@ -45,6 +47,24 @@ def test_more_chips_than_heads_share_their_queries():
   assert place.sharding(("rows", "key", "group", None)).spec == PartitionSpec(
     ("data",), ("model",), ("model_2",), None
   )
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["llama3-70b", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "deepseek-v3"],
+)
+def test_the_cost_model_knows_what_every_chip_has(name):
+  """Routers and norms on all, one KV head on several: to the byte."""
+  config = presets.get(name, "bfloat16")
+  shared = sharding.shards(8, config.num_kv_heads)
+  place = sharding.place(mesh(1, shared, 8 // shared), config.counts)
+  chip = Deployment(shapes.get(name), chips.get("v6e"), ways=8)
+  outside = 2 * config.width  # the final norm
+  if config.routing:  # the biases of the choice are in float32
+    mixtures = config.num_layers - len(config.dense_layers)
+    outside += 2 * mixtures * config.num_experts
+  held = memory_plan.weight_bytes(config, place)
+  assert chip.weight_bytes + outside == pytest.approx(held, rel=1e-9)
 
 
 def test_a_draft_may_have_fewer_shards():

@@ -196,7 +196,10 @@ class Deployment:
   @property
   def weight_bytes(self) -> float:
     """Bytes of the weights per chip, all layers."""
-    return self.shape.num_parameters * self.weight_size / self.ways
+    layers = self.shape.layers
+    dense = sum(x.weights_on(self.ways) for x in layers)
+    split = self.shape.num_parameters - sum(x.weights for x in layers)
+    return (dense + split / self.ways) * self.weight_size
 
   def cache_bytes(self, batch: float, context: float) -> float:
     """Returns bytes of the KV cache per chip, all layers.
@@ -245,20 +248,18 @@ class Deployment:
     size = self.weight_size
     dense = touched = routed = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
-      dense += count * layer.weights
+      dense += count * layer.weights_on(self.ways)
       if layer.num_experts:
         chosen = self.experts_touched(layer.num_experts, layer.per_token, m)
         touched += count * chosen * layer.expert
         routed += count * layer.per_token * layer.expert
     terms = [("weights", dense, dense)]
     if routed:
-      terms.append(("experts", touched, routed))
+      terms.append(("experts", touched / self.ways, routed / self.ways))
     if self.head:
-      terms.append(("projection", self.shape.embedding, self.shape.embedding))
-    return [
-      Term(name, size * read / self.ways, 2 * m * used / self.ways)
-      for name, read, used in terms
-    ]
+      head = self.shape.embedding / self.ways
+      terms.append(("projection", head, head))
+    return [Term(name, size * read, 2 * m * used) for name, read, used in terms]
 
   def _attention(self, rows, tokens, context) -> list[Term]:
     """Counts KV read and written, and the FLOPs of attention.

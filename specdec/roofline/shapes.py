@@ -3,9 +3,10 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from specdec import sharding
 from specdec.models import params, presets
 from specdec.models.config import TransformerConfig
 from specdec.types import Skip, Window
@@ -19,6 +20,10 @@ class Layer(NamedTuple):
   kv: int  # values cached per position
   kv_heads: int  # parts into which the cache can be sharded
   score: int  # multiply-adds of attention per token and cached position
+  # Of the weights, those that every chip of a mesh has (norms, a router), and
+  # those of which as many chips as there are KV heads have different parts.
+  replicated: int = 0
+  key_weights: int = 0
   window: Window | None = None  # of its attention; None: it sees all
   expert: int = 0  # weights of one expert
   num_experts: int = 0
@@ -30,6 +35,12 @@ class Layer(NamedTuple):
   state: int = 0
   state_keys: int = 0
   fold_rate: float = 0.0  # times a token that a row's slots enter its state
+
+  def weights_on(self, ways: int) -> float:
+    """Returns the dense weights on each of the chips that split the layer."""
+    split = self.weights - self.replicated - self.key_weights
+    key = self.key_weights / min(ways, self.kv_heads)
+    return self.replicated + key + split / ways
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +78,11 @@ class Shape:
     yield from collections.Counter(self.layers[start:stop]).items()
 
 
+# Axes of parameters that a mesh splits, and those of KV heads.
+_ALL, _KEYS = ("key", "group"), ("key",)
+_SPLIT = sharding.Rules(
+  query=_ALL, key=_KEYS, mlp=_ALL, experts=_ALL, state=_ALL, state_key=_KEYS
+)
 _NO_CACHE = {"kv": 0, "score": 0, "source_kv": 0, "source_score": 0}
 
 
@@ -80,18 +96,22 @@ def of_config(
   """
   c = config
   mlp = (3 if c.gated else 2) * c.width * c.mlp_width
-  sizes = {path: math.prod(x.shape) for path, x in params.specs(c).items()}
-  dense = collections.Counter()
-  for path, x in sizes.items():
-    if path.startswith("layer_"):
-      dense[int(path.partition("/")[0].removeprefix("layer_"))] += x
+  specs = params.specs(c)
   kv, score = c.kv_size, c.score_size
   experts = [
     0 if i in c.dense_layers else c.num_experts for i in range(c.num_layers)
   ]
+
+  def dense(i: int, *below: str) -> dict[str, int]:
+    """Counts a layer's weights but for experts, of paths that begin so."""
+    below = tuple(f"layer_{i}/{name}" for name in below)
+    of_layer = {x: spec for x, spec in specs.items() if x.startswith(below)}
+    counts = _counts(of_layer.values())
+    return counts | {"weights": counts["weights"] - experts[i] * mlp}
+
   layers = [
     Layer(
-      weights=dense[i] - experts[i] * mlp,
+      **dense(i, ""),
       kv=kv,
       kv_heads=c.num_kv_heads,
       score=score,
@@ -115,39 +135,47 @@ def of_config(
         fold_rate=1 / r.folded_at_once,
       )
   if skip is not None:
-    inside = [
-      sum(
-        size
-        for path, size in sizes.items()
-        if path.startswith((f"layer_{i}/mlp/", f"layer_{i}/shared"))
-      )
-      - experts[i] * mlp
-      for i in range(c.num_layers)
-    ]
+    inside = [dense(i, "mlp/", "shared") for i in range(c.num_layers)]
     layers = _without(layers, skip, inside)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
   shared = c.width, c.vocab_size, c.num_heads, c.tied
   weight_size = None if c.weights is None else params.read_size(c)
-  idle = sum(x for path, x in sizes.items() if path.startswith(params.ENCODER))
+  encoder = (x for path, x in specs.items() if path.startswith(params.ENCODER))
+  idle = sum(math.prod(x.shape) for x in encoder)
   return Shape(name, tuple(layers), *shared, idle, weight_size, c.kv)
 
 
+def _counts(specs: Iterable[params.ParamSpec]) -> dict[str, int]:
+  """Returns fields of Layer: weights, and which of them a mesh does not split
+  as often as query heads."""
+  counts = collections.Counter(weights=0, replicated=0, key_weights=0)
+  for spec in specs:
+    size = math.prod(spec.shape)
+    over = {getattr(_SPLIT, axis or "", ()) for axis in spec.axes} - {()}
+    counts["weights"] += size
+    if not over:
+      counts["replicated"] += size
+    elif over == {_KEYS}:
+      counts["key_weights"] += size
+  return dict(counts)
+
+
 def _without(
-  layers: list[Layer], skip: Skip, mlps: Sequence[int]
+  layers: list[Layer], skip: Skip, mlps: Sequence[dict[str, int]]
 ) -> list[Layer]:
   """Removes skipped sublayers.
 
   Args:
-    mlps: weights of each layer's MLP but for its experts.
+    mlps: counts of the weights of each layer's MLP but for its experts.
   """
   kept = []
   for i, (layer, mlp) in enumerate(zip(layers, mlps)):
     if i in skip.attention:
       without = _NO_CACHE | {"window": None, "state": 0, "state_keys": 0}
-      layer = layer._replace(weights=mlp, **without)
+      layer = layer._replace(**mlp, **without)
     if i in skip.mlp:
-      rest = layer.weights - mlp
-      layer = layer._replace(weights=rest, expert=0, num_experts=0, per_token=0)
+      rest = {name: getattr(layer, name) - size for name, size in mlp.items()}
+      layer = layer._replace(**rest, expert=0, num_experts=0, per_token=0)
     if layer.weights:
       kept.append(layer)
   return kept
@@ -188,6 +216,8 @@ def scaled(shape: Shape, share: float) -> Shape:
       kv=max(1, round(layer.kv * by)) if layer.kv else 0,
       score=max(1, round(layer.score * by)) if layer.score else 0,
       expert=round(layer.expert * by**2),
+      replicated=round(layer.replicated * by**2),
+      key_weights=round(layer.key_weights * by**2),
       source_kv=round(layer.source_kv * by),
       source_score=round(layer.source_score * by),
       state=round(layer.state * by),
