@@ -277,9 +277,12 @@ def _identity(documents: Mapping) -> str:
   )
 
 
+_ON_V6E = "70b", "mixture", "hybrid"
+
+
 def _tpu(documents: Mapping) -> str:
   texts = []
-  for name in ("tpu_8b", "tpu_70b"):
+  for name in ("tpu_8b", *(f"tpu_{x}_v6e" for x in _ON_V6E)):
     document = documents[name]
     step = find(document["steps"], step="verify")
     moved = step["read"] + step["written"]

@@ -32,6 +32,7 @@ MEASUREMENTS = (
   *speeds.goodput(),
   *predictions.PREDICTIONS,
   *predictions.heads(),
+  *predictions.slices(),
   *predictions.training(),
 )
 

@@ -64,15 +64,6 @@ PREDICTIONS = (
     "--drafter=lookup --steps=verify --context=256",
     needs=_TPU,
   ),
-  Measurement(
-    "tpu_70b",
-    "compile_tpu --topology=v6e:2x4 --mesh=model:8 --target=preset:llama3-70b "
-    "--drafter=model(preset:llama3-1b) --batch=8 --k=4 "
-    f"{SAMPLED} --steps=draft,verify,accept",
-    4,
-    None,
-    needs=_TPU,
-  ),
 )
 
 
@@ -87,6 +78,27 @@ def heads() -> Iterable[Measurement]:
       None,
       needs=_TPU,
     )
+
+
+def slices() -> Iterable[Measurement]:
+  """A dense model, a mixture and a hybrid with recurrent layers, each with a
+  drafter, compiled for eight v6e and eight v5p."""
+  eagle = "--drafter=head(preset:eagle3) --batch=1"
+  targets = {
+    "70b": "llama3-70b --drafter=model(preset:llama3-1b) --batch=8",
+    "mixture": f"qwen3-30b-a3b {eagle}",
+    "hybrid": f"qwen3-next-80b-a3b {eagle}",
+  }
+  for chip, shape in (("v6e", "2x4"), ("v5p", "2x2x2")):
+    for name, target in targets.items():
+      yield Measurement(
+        f"tpu_{name}_{chip}",
+        f"compile_tpu --topology={chip}:{shape} --mesh=model:8 "
+        f"--target=preset:{target} --k=4 {SAMPLED} --steps=draft,verify,accept",
+        3,
+        None,
+        needs=_TPU,
+      )
 
 
 def training() -> Iterable[Measurement]:
