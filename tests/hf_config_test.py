@@ -342,7 +342,7 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
      "longrope has 2 factors for 1 pairs of rotated"),
     ("Llama", YARN | {"rope_scaling": {
       "type": "longrope", "short_factor": [0], "long_factor": [1]}},
-     "short_factors = 0.0; it must be finite and > 0"),
+     "short_factor = 0.0; it must be finite and > 0"),
     ("Llama", YARN | {"rope_scaling": {
       "type": "longrope", "short_factor": ["1"], "long_factor": [1]}},
      r"short_factor = \['1'\]; it must be a list of numbers"),
@@ -433,7 +433,7 @@ def test_a_mistral_of_mixed_windows_is_refused():
     (dict(scoring_func="softmax"), "scoring_func = 'softmax'; accepted"),
     (
       dict(rope_parameters={"mscale_all_dim": 1e9}),
-      "score_growth = 1000000000.0; it must be in 0..1000",
+      "mscale_all_dim = 1000000000.0; it must be in 0..1000",
     ),
     (
       dict(rope_parameters={"rope_type": "linear"}),
@@ -448,3 +448,21 @@ def test_configs_of_deepseek_that_cannot_be_are_refused(changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     hf_config.parse(config, "a", "float32")
   assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+  "changes, complaint",
+  [
+    ({"partial_rotary_factor": 0.25}, "rotary_factor = 0.25; accepted"),
+    (
+      {"mamba_n_groups": 3},
+      r"mamba_n_heads = \d+ of the .* mamba_n_groups = 3",
+    ),
+    ({"mamba_d_head": 24}, "heads of 24 in its Mamba layers, which are"),
+    ({"attn_layer_indices": [99]}, r"indices = \[99\]; each must be in 0\.\."),
+  ],
+)
+def test_configs_of_bamba_that_cannot_be_are_refused(changes, complaint):
+  config = json.loads((PARITY / "bamba" / "config.json").read_text())
+  with pytest.raises(ValueError, match=complaint):
+    hf_config.parse(config | changes, "a", "float32")

@@ -412,6 +412,7 @@ ARCHITECTURES = {
     },
     only=_SILU
     | {
+      "partial_rotary_factor": (0.5,),  # transformers takes no other from here
       "mamba_proj_bias": (False, None),
       "time_step_limit": (
         None,

@@ -84,7 +84,8 @@ def with_score_growth(
       f"{source} has mscale_all_dim = {growth} with rope {scaling.kind!r}; "
       "accepted: yarn"
     )
-  return dataclasses.replace(scaling, score_growth=float(growth))
+  with naming(source, {"score_growth": "mscale_all_dim"}):
+    return dataclasses.replace(scaling, score_growth=float(growth))
 
 
 def render(config: TransformerConfig) -> dict[str, Any]:

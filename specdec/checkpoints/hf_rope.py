@@ -9,7 +9,7 @@ from specdec.checkpoints.architectures import Architecture
 from specdec.checkpoints.hf_values import FULL, SLIDING, typed
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Scaling, Yarn
-from specdec.utils.spelling import join_names
+from specdec.utils.spelling import join_names, naming
 
 _ORIGINAL, _MAXIMUM = (
   "original_max_position_embeddings",
@@ -140,18 +140,19 @@ def _kind(
   if missing:
     raise ValueError(f"{source} lacks {join_names(missing)} of rope {kind!r}")
   numbers = {ours: typed(rope, key, source) for key, ours in fields.items()}
-  if kind == "yarn":
-    return float(theta), Yarn(**numbers)
-  if kind == "longrope":
-    lists = {
-      name: tuple(map(float, numbers.pop(name)))
-      for name in ("short_factors", "long_factors")
-    }
-    lengths = rope[_ORIGINAL], rope[_MAXIMUM]
-    return float(theta), LongRope(
-      **lists, **numbers, original_length=lengths[0], max_length=lengths[1]
-    )
-  return float(theta), RopeScaling(kind, **numbers)
+  with naming(source, {ours: key for key, ours in fields.items()}):
+    if kind == "yarn":
+      return float(theta), Yarn(**numbers)
+    if kind == "longrope":
+      lists = {
+        name: tuple(map(float, numbers.pop(name)))
+        for name in ("short_factors", "long_factors")
+      }
+      lengths = rope[_ORIGINAL], rope[_MAXIMUM]
+      return float(theta), LongRope(
+        **lists, **numbers, original_length=lengths[0], max_length=lengths[1]
+      )
+    return float(theta), RopeScaling(kind, **numbers)
 
 
 def _completed(config, rope, kind: str, source: str) -> dict[str, Any]:

@@ -97,6 +97,13 @@ def _fastest(runs: Iterable[dict]) -> dict:
   return max(runs, key=lambda run: _SPEEDUP(run).value)
 
 
+def _mixture(documents: Mapping) -> str:
+  runs = documents["mixture_batches"]["runs"]
+  return "; ".join(
+    f"batch {run['batch']}: {_SPEEDUP(run)} times" for run in runs
+  )
+
+
 def _best(name: str) -> Of:
   """The fastest k of all prompts together."""
 
@@ -328,6 +335,9 @@ ANSWERS = (
   Answer("Does the paper's formula predict T5?", "t5", _formula),
   Answer(
     "What does drafting gain where prompts come and go?", "goodput", _goodput
+  ),
+  Answer(
+    "And for a mixture, with drafts that cost nothing?", "mixtures", _mixture
   ),
   Answer("Does beam search gain by drafts?", "beam_search", _beams),
   Answer(
