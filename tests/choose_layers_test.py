@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import programs
+from specdec import noise
 from specdec.benchmark import skip_search, timing
 from specdec.benchmark.setup import Setup
 from specdec.types import Skip
@@ -73,6 +74,22 @@ def test_the_real_loop_decides_and_generate_takes_the_answer(
   [run] = json.loads((tmp_path / "g.json").read_text())["runs"]
   assert run["k"] == 3
   assert "same text as the baseline   yes" in capsys.readouterr().out
+
+
+def test_it_has_not_seen_the_noise_that_writes_the_text(target):
+  """Of drafts that a search had chosen by it, the text's law is another."""
+  setup = Setup(
+    target=str(target),
+    temperature=1.0,
+    prompt_size=4,
+    max_new_tokens=4,
+    drafter="layer_skip(mlp=[0])",
+  )
+  loaded, rows = setup.load_target(), [[1, 2, 3, 4]]
+  writes = setup.decoder(loaded).key
+  search = skip_search.SkipBench(setup, loaded, rows)
+  for way in search._bench.ways(setup, rows, "a way").values():
+    assert way.key == noise.pilot_key(writes) != writes
 
 
 def test_it_goes_on_where_it_was_killed(choose, asked, monkeypatch):

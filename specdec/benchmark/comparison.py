@@ -81,14 +81,26 @@ class Point(NamedTuple):
 class Bench:
   """Times ways of decoding the same prompts; see Decoder.for_timing."""
 
-  def __init__(self, target: Target, encoded: Sequence[Sequence[int]]):
-    self.target, self.encoded = target, encoded
+  def __init__(
+    self,
+    target: Target,
+    encoded: Sequence[Sequence[int]],
+    pilots: bool = False,
+  ):
+    """Args:
+    encoded: prompts.
+    pilots: what is measured decides how others decode, so it draws noise of its
+      own (rule 7).
+    """
+    self.target, self.encoded, self._pilots = target, encoded, pilots
     self._baselines: dict[tuple, Decoder] = {}
 
   def decoder(self, setup: Setup) -> Decoder:
     """Builds the decoder of a setup, and checks that it fits."""
     decoder = setup.decoder(self.target)
     setup.check_memory(self.target, decoder)
+    if self._pilots:
+      decoder = dataclasses.replace(decoder, key=pilot_key(decoder.key))
     return decoder.for_timing()
 
   def ways(

@@ -66,7 +66,7 @@ class SkipBench:
     chip: predicts its times; None: measures.
     """
     self._setup, self._threshold, self._timings = setup, threshold, timings
-    self._bench, self._chip = Bench(target, rows), chip
+    self._bench, self._chip = Bench(target, rows, pilots=True), chip
     self.num_layers = target.model.num_layers
 
   def _compare(
