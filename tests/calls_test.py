@@ -1,5 +1,7 @@
 """Drafters, rules and shapes are named by calls; nothing is evaluated."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from specdec.utils import calls
@@ -78,3 +80,31 @@ def test_functions_are_found_in_files_and_modules(tmp_path):
                f"{file}:double(1, y=2)"):  # fmt: skip
     with pytest.raises(ValueError, match=r"it is double\(x"):
       calls.invoke(calls.parse(text), function, {})
+
+
+@pytest.mark.parametrize(
+  "text, complaint",
+  [
+    ("f(1.5)", r"f\(1.5\): count = 1.5; it must be an integer below 2\*\*31$"),
+    ("f(True)", "count = True; it must be an int"),
+    ("f(1, share=nan)", "share = 'nan'; it must be a number or None"),
+    ("f(1, rows=[1, 2.5])", r"rows = \[1, 2.5\]; it must be a list"),
+    ("f(1, rows=3)", "rows = 3; it must be a list"),
+    ("f(1, file='')", "file is empty"),
+    ("f(1, file=[])", r"file = \[\]; it must be a text"),
+    ("f(1, file=gone)", "f.1, file=gone.: No such file or directory: gone"),
+  ],
+)
+def test_arguments_are_of_the_types_that_a_function_says(text, complaint):
+  def f(
+    count: int,
+    share: float | None = None,
+    rows: Sequence[int] = (),
+    file: str = "5",
+  ):
+    return open(file) if file == "gone" else (count, share, rows, file)
+
+  with pytest.raises(ValueError, match=complaint):
+    calls.invoke(calls.parse(text), f, {})
+  good = calls.parse("f(2, 1, [3], 4)")
+  assert calls.invoke(good, f, {}) == (2, 1, [3], "4")

@@ -296,6 +296,21 @@ def test_a_line_that_does_not_fit_is_not_begun(tmp_path):
   assert (again.entries, again.broken) == ([{"step": 1}, {"step": 2}], [])
 
 
+def test_damaged_lines_are_named_and_the_others_are_read(tmp_path):
+  path = tmp_path / "answers.jsonl"
+  path.write_bytes(
+    b'{"prompt": 0}\n{"prompt": "\xff"}\n{"a": 1}\n{"prompt": [1]}\n'
+    b'{"prompt": 1}\n{"prompt":'
+  )
+  lines = files.Lines(path, {"prompt": int})
+  assert lines.entries == [{"prompt": 0}, {"prompt": 1}]
+  assert lines.broken == [
+    f"line {i} of {path} is not a JSON object with prompt" for i in (2, 3, 4, 6)
+  ]
+  lines.append({"prompt": 2})
+  assert files.Lines(path, {"prompt": int}).entries == lines.entries
+
+
 def test_a_checkpoint_on_a_full_disk_names_its_file(tmp_path):
   params = traverse_util.unflatten_dict(random_params(), sep="/")
   with full_disk(1024), pytest.raises(OSError, match="safetensors could not"):

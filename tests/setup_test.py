@@ -109,7 +109,7 @@ def test_a_config_is_a_setup():
     (dict(drafter="suffix(depth=2)"), r"it is suffix\(corpus"),
     (dict(drafter="suffix(min_prob=2)"), "min_prob = 2; it must be in 0..1"),
     (dict(drafter="recycling(2)"), "recycling"),
-    (dict(drafter="recycling(full=2)"), "full = 2; it must be True"),
+    (dict(drafter="recycling(full=2)"), "full = 2; it must be a bool"),
     (dict(drafter="suffix", shape="chains(2)", k=2), "shape=dynamic"),
     (dict(drafter="recycling", shape="dynamic(3)", k=2), "static trees"),
     (dict(drafter="suffix", acceptance="kseq", temperature=1.0), "kseq"),

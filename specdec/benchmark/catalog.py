@@ -112,15 +112,11 @@ def _suffix(
 def _recycling(
   shape: DraftShape, target: Target | None, *, full: bool = False
 ) -> Drafter:
-  if type(full) is not bool:
-    raise ValueError(f"recycling: full = {full!r}; it must be True or False")
   size = 2**31 if target is None else target.model.vocab_size
   return drafters.recycling(size, shape=shape, full=full)
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
-  if type(layer) is not int:
-    raise ValueError(f"early_exit({layer}): give a number of layers")
   return drafters.early_exit(target.model, layer, shape=shape)
 
 
@@ -189,7 +185,7 @@ def _quantized(
   if weights not in ("int8", "int4"):
     raise ValueError(f"quantized({weights}): there are int8 and int4")
   bits = BITS[weights]
-  if type(group) is not int or group < 1:
+  if group < 1:
     raise ValueError(f"quantized: group={group!r}; it must be >= 1")
   config = target.checkpoint.config
   if config.num_experts:
@@ -362,11 +358,14 @@ def _comb(k: int, siblings: str, first: int = 8, later: int = 4) -> DraftShape:
 
 
 def _optimal(
-  size: int, acceptance: Sequence, k: int, siblings: str
+  size: int,
+  acceptance: Sequence[float] | Sequence[Sequence[float]],
+  k: int,
+  siblings: str,
 ) -> DraftShape:
   if not 1 <= size <= MAX_DRAFT:
     raise ValueError(f"optimal: {size:,} tokens; 1 to {MAX_DRAFT:,}")
-  if not np.size(acceptance):
+  if not acceptance or not all(map(np.size, acceptance)):
     raise ValueError("optimal: give the acceptance of a node's first child ...")
   paths = draft_tree.optimal(trees.by_depth(acceptance, k), size)
   return draft_shape.static(draft_tree.from_paths(paths), siblings)

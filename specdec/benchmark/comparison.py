@@ -147,7 +147,8 @@ def resume(
 ) -> list[dict]:
   """Returns a line for every point, by what a line is recognised by; those that
   `lines` does not hold are measured, and kept there."""
-  done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
+  kept = [x for x in lines.entries if isinstance(x.get("point"), list)]
+  done = {tuple(x["point"]): x for x in kept}
   with tqdm(points.items(), unit=unit) as progress:
     for key, point in progress:
       if key not in done:

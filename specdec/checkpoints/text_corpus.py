@@ -64,8 +64,10 @@ def load(
       raise ValueError("a text of less than no token")
     size, vocabulary = int(size), str(vocabulary)
   except _UNREADABLE as e:
+    # NumPy would advise to unpickle what is no archive.
+    why = "" if "allow_pickle" in str(e) else f" ({e})"
     raise ValueError(
-      f"{path} is no corpus of texts, as --save_corpus writes it ({e})"
+      f"{path} is no corpus of texts, as --save_corpus writes it{why}"
     ) from None
   if size != vocab_size:
     raise ValueError(

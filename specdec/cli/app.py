@@ -267,7 +267,9 @@ def new_folder(name: str, path: str) -> pathlib.Path:
 def check_writable(name: str, path: str | None) -> None:
   """Raises ValueError where a file, given as `name`, could not be written by
   the process that writes."""
-  if not path or not multihost.is_first():
+  if path == "":
+    raise ValueError(f"{name} is empty; give a file")
+  if path is None or not multihost.is_first():
     return
   if remote.is_remote(path):
     remote.check_writable(name, path)

@@ -66,8 +66,7 @@ def checked(options: app.Options) -> Setup:
     raise ValueError(
       f"--length_penalty={options.length_penalty}; it must be finite"
     )
-  if options.prompt is not None and options.prompt_file:
-    raise ValueError("give --prompt or --prompt_file, not both")
+  prompt_flags.check_prompt(options)
   return setup_flags.setup_of(options, prompt_size=prompt_size([[0]]))
 
 

@@ -49,9 +49,10 @@ def check(options: app.Options) -> None:
   setup_flags.single(options, "batch")
   if options.k:
     setup_flags.single(options, "k")
+  if options.drafter == "none" and any(options.k or ()):
+    raise ValueError("--drafter=none drafts nothing; leave --k out")
   app.check_at_least(options, 1, "repeats")
-  if options.prompt is not None and options.prompt_file:
-    raise ValueError("give --prompt or --prompt_file, not both")
+  prompt_flags.check_prompt(options)
   if "" in options.stop:
     raise ValueError("--stop='' would end every answer; give some text")
   show_flags.check(options)

@@ -3,6 +3,7 @@
 Shared by the programs that decode many prompts and may be killed meanwhile.
 """
 
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,18 @@ def read(options: Options) -> Path:
     raise ValueError(f"give --prompt_file, such as {shipped.PROMPTS}")
   app.check_at_least(options, 0, "limit", "max_prompt_tokens")
   return app.take_folder("--output", options.output)
+
+
+def check_prompt(options: Options) -> None:
+  """Raises ValueError for a --prompt that is empty, not UTF-8, or one of two
+  sources of prompts."""
+  text = options.prompt
+  if text is not None and options.prompt_file:
+    raise ValueError("give --prompt or --prompt_file, not both")
+  if text == "":
+    raise ValueError("--prompt is empty; give some text")
+  if text and re.search(r"[\ud800-\udfff]", text):
+    raise ValueError("--prompt is not UTF-8")
 
 
 def corpus(options: Options, target: Target) -> prompts.Corpus:

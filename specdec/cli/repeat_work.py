@@ -58,7 +58,7 @@ def repeat(options: app.Options) -> None:
   first = prompt_flags.corpus(options, target)
   params = setup.decoder(target).params
   prompt_flags.claim(folder, header, params, first.encoded)
-  answers = files.Lines(folder / "answers.jsonl")
+  answers = files.Lines(folder / "answers.jsonl", written.ANSWER)
   plain = dataclasses.replace(setup, drafter="none", k=0)
   written.answer(plain, target, first.encoded, answers)
   place = folder / "corpus.npz"

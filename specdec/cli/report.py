@@ -115,6 +115,8 @@ def tabulate(options: app.Options) -> None:
 
 
 def report(options: app.Options) -> None:
+  if options.picture and options.csv:
+    raise ValueError("give --picture or --csv, not both")
   if options.picture:
     return draw(options)
   if options.csv:

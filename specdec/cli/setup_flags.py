@@ -140,8 +140,10 @@ def use_cache(folder: str | None) -> None:
   """Keeps compiled programs in a folder, if one is given."""
   if folder:
     remote.check_local("--compilation_cache", folder)
-    place = str(pathlib.Path(folder).expanduser())
-    jax.config.update("jax_compilation_cache_dir", place)
+    place = pathlib.Path(folder).expanduser()
+    if place.exists() and not place.is_dir():
+      raise ValueError(f"--compilation_cache={folder} is no folder")
+    jax.config.update("jax_compilation_cache_dir", str(place))
 
 
 def apply_config(options: Options) -> None:

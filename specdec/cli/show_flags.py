@@ -35,6 +35,11 @@ def define(flags: app.Flags) -> None:
 def check(options: app.Options) -> None:
   app.check_writable("--html", options.html)
   app.check_writable("--svg", options.svg)
+  places = [x for x in (options.json, options.html, options.svg) if x]
+  if len(places) > len({*places}):
+    raise ValueError(
+      f"--json, --html and --svg would write over each other: {places[-1]}"
+    )
   if options.profile:
     app.check_folder("--profile", options.profile)
   if options.mesh and (options.watch or options.svg):

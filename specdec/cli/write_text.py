@@ -64,7 +64,7 @@ def write_answers(options: app.Options) -> None:
   encoded = prompt_flags.corpus(options, target).encoded
   params = setup.decoder(target).params
   prompt_flags.claim(folder, header, params, encoded)
-  lines = files.Lines(folder / "answers.jsonl")
+  lines = files.Lines(folder / "answers.jsonl", written.ANSWER)
   for line in lines.broken:
     app.note(f"skipped: {line}; it is answered again")
   written.answer(setup, target, encoded, lines)

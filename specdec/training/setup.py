@@ -17,6 +17,7 @@ from specdec.training.draft_losses import Loss
 from specdec.training.joint import LayerSkip
 from specdec.training.masked import Masks
 from specdec.training.options import Options, check_range
+from specdec.utils import kinds
 from specdec.utils.spelling import naming
 
 _MOST_NEW = 2**16  # tokens after a prompt; training waits for them
@@ -213,47 +214,17 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
   hints = typing.get_type_hints(cls)
   values = {}
   for name, value in config.items():
-    kinds = [hints[name], *typing.get_args(hints[name])]
-    nested = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    options = kinds.alternatives(hints[name])
+    nested = [kind for kind in options if dataclasses.is_dataclass(kind)]
     if nested and isinstance(value, Mapping):
       # An optional part that is empty is left out.
       empty = name not in required and not value
       value = None if empty else _build(nested[0], value, f"{prefix}{name}.")
     elif typing.get_origin(hints[name]) is tuple and isinstance(value, list):
       value = tuple(value)
-    _check_kind(prefix + name, value, hints[name])
+    kinds.check(prefix + name, value, hints[name])
     values[name] = value
   return cls(**values)
-
-
-_WORDS = {
-  int: "an integer below 2**31",
-  float: "a number",
-  str: "a text",
-  bool: "a bool",
-}
-
-
-def _check_kind(name: str, value: Any, hint: Any) -> None:
-  """Raises ValueError for a value of another type than a field is of."""
-  kinds = typing.get_args(hint)
-  if not kinds or typing.get_origin(hint) is tuple:
-    kinds = (hint,)
-  kinds = [typing.get_origin(kind) or kind for kind in kinds]
-  fits = {float: (int, float)}
-  small = type(value) is not int or abs(value) < 2**31
-  if small and any(type(value) in fits.get(kind, (kind,)) for kind in kinds):
-    return
-  *most, last = (_WORDS.get(kind, _word(kind)) for kind in kinds)
-  words = f"{', '.join(most)} or {last}" if most else last
-  raise ValueError(f"{name} = {value!r:.60}; it must be {words}")
-
-
-def _word(kind: type) -> str:
-  """Returns what a config has in the place of a value of this type."""
-  if kind is type(None):
-    return "None"
-  return "a mapping" if dataclasses.is_dataclass(kind) else "a list"
 
 
 def _require(setup: ModelSetup | JointSetup, *names: str) -> None:

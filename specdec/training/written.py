@@ -14,6 +14,9 @@ from specdec.benchmark.target import Target
 from specdec.checkpoints import Tokenizer
 from specdec.utils import files, terminal
 
+# What a line of answers has, for files.Lines.
+ANSWER = {"prompt": int, "prompt_tokens": int, "token_ids": list}
+
 
 def answer(
   setup: Setup,

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from specdec.utils import kinds
 from specdec.utils.spelling import choices
 
 _CALL = re.compile(
@@ -185,7 +186,8 @@ def bind(
 ) -> inspect.BoundArguments:
   """Binds a call's arguments, and the parameters it leaves to the context.
 
-  Raises ValueError with the signature where the arguments do not fit.
+  Raises ValueError with the signature where the arguments do not fit, and for
+  one of a wrong type of one of our functions.
   """
   signature = inspect.signature(function)
   for name in context:
@@ -204,6 +206,14 @@ def bind(
     bound = left.bind(*call.args, **call.kwargs)
   except (TypeError, ValueError) as error:
     raise ValueError(f"{call}: {error}; it is {call.name}{left}") from error
+  if call.place is None:
+    for name, value in bound.arguments.items():
+      kind = signature.parameters[name].annotation
+      if str in kinds.alternatives(kind) and type(value) is int:
+        value = bound.arguments[name] = str(value)  # a name like 5
+      if value == "":
+        raise ValueError(f"{call}: {name} is empty")
+      kinds.check(f"{call}: {name}", value, kind)
   complete = signature.bind_partial(**passed)
   complete.arguments |= bound.arguments
   return complete
@@ -212,13 +222,16 @@ def bind(
 def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
   """Calls a function with what `bind` returns.
 
-  Raises ValueError as `bind`, and for an argument of a wrong type of one of our
-  functions. What a user's function raises is left as it is.
+  Raises ValueError as `bind`, and where one of our functions cannot read a
+  file, or cannot take a member of a list. What a user's function raises is left
+  as it is.
   """
   bound = bind(call, function, context)
   try:
     return function(*bound.args, **bound.kwargs)
-  except TypeError as error:
+  except (TypeError, OSError) as error:
     if call.place is not None:
       raise
-    raise ValueError(f"{call}: {error}") from error
+    if isinstance(error, OSError) and error.strerror:
+      error = f"{error.strerror}: {error.filename}"
+    raise ValueError(f"{call}: {error}") from None

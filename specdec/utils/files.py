@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -275,18 +275,25 @@ def load_array(path: Path) -> np.ndarray:
 
 def read_json_lines(path: Path) -> list[dict]:
   """Reads a log of JSON objects, without lines that were cut short."""
-  text = path.read_text(encoding="utf-8")
+  try:
+    text = path.read_text(encoding="utf-8")
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path} is not UTF-8 ({error})") from None
   return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 class Lines:
   """An append-only file of JSON lines, read if it exists."""
 
-  def __init__(self, path: Path):
+  def __init__(self, path: Path, types: Mapping[str, type] | None = None):
+    """Args:
+    types: of values that every object has; lines without are broken.
+    """
     self.entries: list[dict] = []  # the objects in the file
-    self.broken: list[str] = []  # messages about lines that are no JSON objects
-    content = path.read_text(encoding="utf-8") if path.is_file() else ""
-    content = multihost.agree_text(content)
+    self.broken: list[str] = []  # messages about lines that are none
+    # Bytes that are no UTF-8 break their line, not the file.
+    content = path.read_bytes() if path.is_file() else b""
+    content = multihost.agree_text(content.decode("utf-8", "backslashreplace"))
     for number, line in enumerate(content.split("\n"), 1):
       if not line.strip():
         continue
@@ -294,9 +301,14 @@ class Lines:
         entry = json.loads(line)
         if not isinstance(entry, dict):
           raise ValueError
+        if any(type(entry.get(x)) is not y for x, y in (types or {}).items()):
+          raise ValueError
         self.entries.append(entry)
       except ValueError:
-        self.broken.append(f"line {number} of {path} is not a JSON object")
+        keys = f" with {', '.join(types)}" if types else ""
+        self.broken.append(
+          f"line {number} of {path} is not a JSON object{keys}"
+        )
     self._path = path
     if content and not content.endswith("\n"):  # a kill cut the last line short
       append(path, "\n")
