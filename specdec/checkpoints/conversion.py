@@ -88,14 +88,10 @@ def describe_target(name: str, config: TransformerConfig) -> formats.Target:
     content = huggingface.read_json(path / "config.json")
   if "architectures" not in content:  # GGUF
     content |= {"architectures": hf_config.render(config)["architectures"]}
-  return formats.Target(
-    config.num_layers,
-    config.width,
-    config.vocab_size,
-    name,
-    tuple(content["architectures"]),
-    content.get("max_position_embeddings"),
-    config.logit_softcap,
+  return formats.target_of(config)._replace(
+    name=name,
+    architectures=tuple(content["architectures"]),
+    max_length=content.get("max_position_embeddings"),
   )
 
 

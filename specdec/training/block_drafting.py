@@ -5,8 +5,10 @@ Every block sees the target's hidden states strictly before its anchor
 (drafters/heads/block_unroll.py), and its draft tokens are compared with what
 the target says along the text. Where a batch has addresses (data.Numbered) the
 anchors are drawn, without replacement and as a function of (seed, step, row);
-elsewhere, as in evaluation, they are evenly spaced.
+elsewhere, as in evaluation, they are evenly spaced, and levels weigh by decay.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +92,8 @@ def loss_of_output(
     output: of the target on tokens[:, :-1], with logits.
   """
   tokens, options = batch["tokens"], loss.block or BlockLoss()
+  if "step" not in batch:  # D-PACE's weights grow with what they would judge
+    options = dataclasses.replace(options, weighting="decay")
   levels = head.head_config.levels
   anchors = anchors_of(batch, options.anchors, levels, seed)
   text, labels = tokens[:, :-1], tokens[:, 1:]
@@ -124,7 +128,7 @@ def loss_of_output(
     if unrolled.confidence is not None:
       aimed = jax.lax.stop_gradient(jnp.clip(accepted, 0, 1))
       entropy = optax.losses.sigmoid_binary_cross_entropy(
-        unrolled.confidence, aimed
+        unrolled.confidence.astype(jnp.float32), aimed
       )
       right, weight = _right(log_probs, goal), options.confidence_weight
       parts.append(_weighted(loss, options, entropy, right, weight))
@@ -199,7 +203,11 @@ def _weighted(
   share: Array | float,
 ) -> Array:
   """Returns the sum of value [B, A, K] with the weights of its levels, times
-  `share`, and the sum of the weights: [2].
+  `share`, and what to divide it by: [2].
+
+  That depends on sizes alone, so that parts of a batch make up the whole: the
+  sum of decaying weights; of D-PACE's, which grow as a draft improves, the
+  number of values.
 
   Args:
     right: [B, A, K] probability of the tokens that are aimed at, of which
@@ -207,7 +215,9 @@ def _weighted(
   """
   if options.weighting == "dpace":
     weights = dpace_weights(right, options.smoothing)
+    count = jnp.float32(value.size)
   else:
     weights = loss.decay ** jnp.arange(value.shape[2], dtype=jnp.float32)
     weights = jnp.broadcast_to(weights, value.shape)
-  return jnp.stack([share * jnp.sum(weights * value), jnp.sum(weights)])
+    count = jnp.sum(weights)
+  return jnp.stack([share * jnp.sum(weights * value), count])

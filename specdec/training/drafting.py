@@ -118,7 +118,8 @@ def loss_of_output(
     value = draft_losses.token_loss(loss.divergence, log_probs, goals[level])
     level_loss = loss.token_weight * mean(value)
     if loss.feature_weight:
-      distance = optax.losses.huber_loss(hidden[level], output.hidden)
+      pair = optax.tree.cast((hidden[level], output.hidden), jnp.float32)
+      distance = optax.losses.huber_loss(*pair)
       level_loss += loss.feature_weight * mean(jnp.mean(distance, axis=-1))
     weight = loss.decay**level
     if draft_head.head_config.parallel:  # every slot counts the same

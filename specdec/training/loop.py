@@ -36,7 +36,7 @@ class TrainState:
 def schedule(options: Options) -> optax.Schedule:
   """Builds the learning rate schedule: linear warmup, then cosine decay."""
   return optax.warmup_cosine_decay_schedule(
-    init_value=0.0 if options.warmup else options.learning_rate,
+    init_value=options.learning_rate / max(1, options.warmup),
     peak_value=options.learning_rate,
     warmup_steps=options.warmup,
     decay_steps=options.steps,
@@ -47,6 +47,10 @@ def schedule(options: Options) -> optax.Schedule:
 def make_optimizer(options: Options) -> optax.GradientTransformation:
   """Builds the optimizer: clipping by global norm, then AdamW or Muon."""
   rate = schedule(options)
+
+  def decays(path, leaf):
+    # The base of a convolution is a gain, which begins at 1.
+    return leaf.ndim >= 2 and path[-1].key != "base"
 
   def dimensions(path, leaf):
     # Muon is for linear maps between hidden states.
@@ -69,7 +73,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
       rate,
       b2=options.adam_b2,
       weight_decay=options.weight_decay,
-      mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params),
+      mask=functools.partial(jax.tree_util.tree_map_with_path, decays),
     )
   return optax.chain(optax.clip_by_global_norm(options.clip), update)
 
@@ -145,8 +149,10 @@ def make_step(
   def accumulated(params, frozen, tokens):
     if options.accumulate == 1:
       return value_and_grad(params, frozen, tokens)
+    # Every n-th row: consecutive ones may lie on one device, and would stay.
     microbatches = jax.tree.map(
-      lambda x: x.reshape(options.accumulate, -1, *x.shape[1:]), tokens
+      lambda x: x.reshape(-1, options.accumulate, *x.shape[1:]).swapaxes(0, 1),
+      tokens,
     )
 
     def add(total, microbatch):

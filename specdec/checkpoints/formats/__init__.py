@@ -81,6 +81,7 @@ def target_of(config: TransformerConfig) -> Target:
     config.width,
     config.vocab_size,
     logit_softcap=config.logit_softcap,
+    scale_embedding=config.scale_embedding,
   )
 
 

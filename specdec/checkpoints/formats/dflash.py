@@ -78,6 +78,16 @@ def _causal(config, nested, source: str) -> bool | None:
   return causal
 
 
+def _check_embedding(target: Target | None, source: str) -> None:
+  """Refuses a target of Gemma's: its embedding would give a block's tokens
+  times sqrt(width), and ours reads the table."""
+  if target and target.scale_embedding:
+    raise ValueError(
+      f"{source}: readers of this layout scale the embedding of such a target, "
+      "and specdec's block drafters do not"
+    )
+
+
 def _successor(setting: Callable, source: str) -> dict[str, Any]:
   """Returns the fields of BlockConfig of slots and what follows them.
 
@@ -128,6 +138,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   count = setting("num_target_layers", int, None)
   softcap = setting("final_logit_softcapping", float, None)
   blocks.check_target(softcap, count, target, source)
+  _check_embedding(target, source)
   layers = setting(blocks.LAYER_IDS, list, None)
   if layers is None and count:
     layers = _default_layers(count, fields["num_layers"])
@@ -141,7 +152,10 @@ def parse(files: Files, target: Target | None) -> Stored:
     successor = blocks.parse_dflash2(
       lambda key: setting(key, int), size, vocab_size, source
     )
-  seen = blocks.seen(windows, _causal(config, nested, source), size, source)
+  causal = _causal(config, nested, source)
+  if is_dflash2 and causal is None:
+    causal = False  # as its exporters read it
+  seen = blocks.seen(windows, causal, size, source)
   head_config = HeadConfig(
     kind="block",
     layout="published",
@@ -176,6 +190,7 @@ def render(
     "head": ("shared",),
   }
   blocks.check_written(head_config, NAME, wanted)
+  _check_embedding(target, NAME)
   config = blocks.render(head_config, target, dtype)
   nested = {
     "block_size": config["block_size"],

@@ -18,7 +18,8 @@ class Target(NamedTuple):
   name: str = ""  # by which an engine finds it
   architectures: tuple[str, ...] = ()
   max_length: int | None = None  # positions that it was made for
-  logit_softcap: float | None = None  # TransformerConfig.logit_softcap
+  logit_softcap: float | None = None  # of its TransformerConfig, and
+  scale_embedding: bool = False
 
 
 class Stored(NamedTuple):
