@@ -19,7 +19,7 @@ import learned_kinds
 import programs
 from specdec import checkpoints, sharding
 from specdec.checkpoints import learned as saved
-from specdec.compiled import steps
+from specdec.compiled import lowering, steps
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.training import (
@@ -27,6 +27,7 @@ from specdec.training import (
   data,
   drafting,
   evaluate,
+  loop,
   objective,
   placing,
   run,
@@ -236,6 +237,30 @@ def test_microbatches_on_a_mesh_are_one_batch(place, tmp_path, alone):
     place, tmp_path / "run", "dspark", "data:4,model:2", options=options
   )
   assert_same_run(meshed, alone("dspark"))
+
+
+def test_microbatches_without_a_mesh_are_divided_like_their_batch():
+  """Of consecutive rows some devices would have none, and compute all."""
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  rows, all_of_it = (
+    jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    for axes in (("data",), ())
+  )
+
+  def model(params, _, tokens):
+    x = jnp.tanh(jax.nn.one_hot(tokens[:, :-1], 32) @ params["map"])
+    return jnp.mean(jnp.square(x)), {}
+
+  options = Options(**OPTIONS | dict(accumulate=2, batch=16))
+  optimizer = loop.make_optimizer(options)
+  state = jax.eval_shape(
+    lambda: loop.init({"map": jnp.zeros((32, 16))}, optimizer)
+  )
+  state = jax.tree.map(lambda x: lowering.shaped(x, all_of_it), state)
+  tokens = jax.ShapeDtypeStruct((16, 11), jnp.int32, sharding=rows)
+  step = loop.make_step(model, optimizer, options)
+  text = step.lower(state, {}, tokens).compile().as_text()
+  assert "all-reduce" in text and "all-gather" not in text
 
 
 MOVES = (
