@@ -20,7 +20,14 @@ from specdec.roofline.round_cost import (
   round_cost,
   step_cost,
 )
-from specdec.types import NO_COST, UNKNOWN_COST, DrafterCost, Skip, StepCost
+from specdec.types import (
+  NO_COST,
+  UNKNOWN_COST,
+  DrafterCost,
+  Skip,
+  StepCost,
+  Window,
+)
 
 CHIP = chips.get("v6e")
 LARGE = Deployment(shapes.get("llama3-8b"), CHIP, efficiency=TYPICAL)
@@ -61,7 +68,8 @@ def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
   tree = round_cost(LARGE, by_config, (3, 4), 2, 500)
   times, commit = named(tree)["commit"]  # the accepted path's KV is moved
   assert tree.parts[-2][0] == "target, 8 tokens" and times == 1
-  assert commit.bytes == 2 * sum(x.cache_bytes(2, 3) for x in (LARGE, draft))
+  held = sum(x.shape.cached for x in (LARGE, draft))
+  assert commit.bytes == 2 * 2 * 3 * 2 * held
   for levels, cost in ((4, chain), ((3, 4), tree)):
     assert cost.parts == deployed.round(2, levels, 500).parts
   assert by_config.position_bytes == config.cache_bytes_per_token
@@ -134,24 +142,71 @@ def test_a_draft_of_another_tokenizer_reads_rows_that_it_can_draw(
   assert memory["draft cache"] == 2 * 100 * cost.position_bytes
 
 
-def test_a_copy_of_a_target_with_windows_reads_what_the_target_does():
-  config = presets.get("gemma3-270m", "bfloat16")
-  target = Deployment(shapes.of_config(config), CHIP)
-  cost = drafter_cost.quantized(config, 64)
+@pytest.mark.parametrize("kv, ways", [(None, 1), ("int8", 1), (None, 8)])
+@pytest.mark.parametrize("name", ["gemma3-270m", "qwen3-8b"])
+def test_a_copy_of_a_target_reads_its_cache(name, kv, ways):
+  """Whatever that holds, and wherever; its own weights are smaller."""
+  config = dataclasses.replace(presets.get(name, "bfloat16"), kv=kv)
+  if config.num_heads % ways:
+    ways = 4
+  target = Deployment(shapes.of_config(config), CHIP, ways=ways)
+  copy = deployment_of(target, drafter_cost.quantized(config, 64))
   for context in (100, 5000):
     ours, theirs = (
-      {term.name: term for term in part.terms}
-      for part in (
-        step_cost(target, cost.step, 2, 3, context),
-        target.cost(2, 3, context),
-      )
+      {term.name: term for term in one.cost(2, 3, context).terms}
+      for one in (copy, target)
     )
-    for name in ("KV read", "KV written"):
-      assert ours[name].bytes == theirs[name].bytes
+    for name in ("KV read", "KV written", "collectives"):
+      assert ours[name] == theirs[name]
+    small = (1 + 4 / 64) / 2
+    for name in ("weights", "projection"):
+      assert ours[name].bytes == pytest.approx(small * theirs[name].bytes)
       assert ours[name].flops == theirs[name].flops
-  both = drafter_cost.fallback(cost, cost).step  # windows of both are read
-  twice = step_cost(target, both, 2, 3, 5000).terms[2].bytes
-  assert twice == 2 * step_cost(target, cost.step, 2, 3, 5000).terms[2].bytes
+
+
+def test_two_drafters_read_the_windows_of_both():
+  one = DrafterCost(step=StepCost(windows=((Window(50), 4.0, 2.0),), layers=1))
+  both = drafter_cost.fallback(one, one).step
+  twice, once = (step_cost(LARGE, x, 2, 3, 500).terms for x in (both, one.step))
+  read = [term.name for term in once].index("KV read")
+  assert twice[read].bytes == 2 * once[read].bytes == 2 * 2 * 49 * 4
+
+
+def test_a_commit_moves_positions_and_no_state():
+  """Of recurrent layers slots, of an encoder-decoder none of the source."""
+  config = presets.get("qwen3-next-80b-a3b", "bfloat16")
+  target = Deployment(shapes.of_config(config), CHIP)
+  tree = named(round_cost(target, NO_COST, (2, 2, 1), 8, 1000))
+  kv = 12 * 2 * 2 * 256 * 2  # layers, keys and values, heads, width, bytes
+  heads = 32 * (4 * (128 + 1) + 2 * 128)  # of values; rates, and their inputs
+  slots = 36 * (heads + 16 * 128 * (4 + 2 * 2))
+  assert tree["commit"][1].bytes == 2 * 8 * 4 * (kv + slots)
+  config = presets.get("t5-xl", "bfloat16")
+  target = Deployment(shapes.of_config(config), CHIP, source=512)
+  tree = named(round_cost(target, NO_COST, (2, 2, 1), 8, 100))
+  assert tree["commit"][1].bytes == 2 * 8 * 4 * 24 * 2 * 32 * 64 * 2
+
+
+def test_sources_of_cross_attention_are_never_in_eight_bits():
+  config = presets.get("t5-xl", "bfloat16")
+  sizes = [
+    Deployment(shapes.of_config(x), CHIP, source=512).cache_bytes(1, 0)
+    for x in (config, dataclasses.replace(config, kv="int8"))
+  ]
+  assert sizes[0] == sizes[1] == 24 * 512 * 2 * 32 * 64 * 2
+
+
+def test_states_take_in_what_a_round_may_commit():
+  config = presets.get("qwen3-next-80b-a3b", "bfloat16")
+  target = Deployment(shapes.of_config(config), CHIP)
+
+  def written(k):
+    cost = named(round_cost(target, NO_COST, k, 1, 1000))
+    terms = cost[f"target, {k + 1} token{'s' if k else ''}"][1].terms
+    return next(t.bytes for t in terms if t.name == "KV written")
+
+  one, five = (written(k) for k in (0, 4))
+  assert five == pytest.approx(5 * one)
 
 
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
@@ -195,7 +250,8 @@ def test_stated_bytes_and_flops_by_hand():
   # A tree runs its frontiers.
   tree = named(round_cost(deployment, HEAD, (3, 4), 2, 500))
   assert [tree[f"draft, {n}"][0] for n in ("1 token", "3 tokens")] == [1, 1]
-  assert tree["commit"][1].bytes == 2 * deployment.cache_bytes(2, 3)
+  moved = 2 * 2 * 3 * 2 * deployment.shape.cached
+  assert tree["commit"][1].bytes == moved
 
 
 def test_stated_numbers_of_a_decoder_cost_what_its_shape_does():

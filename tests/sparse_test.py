@@ -85,9 +85,8 @@ def test_a_draft_step_reads_its_positions_whatever_the_context():
 
   assert read(30) == 2 * layer * 30
   assert read(1000) == read(4000) == 2 * layer * 63  # the token's own is new
-  small = drafter_cost.quantized(CONFIG, 16, 8, Sparse(60, 4)).step
-  assert small.position_bytes == 0
-  assert [w.size for w, *_ in small.windows] == [64, 64]
+  small = drafter_cost.quantized(CONFIG, 16, 8, Sparse(60, 4)).shape
+  assert [layer.window.size for layer in small.layers] == [64, 64]
 
 
 @pytest.mark.parametrize("context", [0, 7, 23, 24, 30, 100])

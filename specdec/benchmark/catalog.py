@@ -204,13 +204,8 @@ def _quantized(
   place = target.places and target.places.target
   small = model_params.in_groups(config, bits, group)
   if place:  # its devices share it
-    part = memory_plan.weight_bytes(small, place) / cost.weight_bytes
-    step = cost.step._replace(
-      bytes=part * cost.step.bytes, flops=part * cost.step.flops
-    )
-    cost = dataclasses.replace(
-      cost, weight_bytes=part * cost.weight_bytes, step=step
-    )
+    held = memory_plan.weight_bytes(small, place)
+    cost = dataclasses.replace(cost, weight_bytes=held)
   if target.abstract:
     params = lowering.weights(small, place, cut_groups=True)
   else:

@@ -69,15 +69,22 @@ class Recurrence:
     Args:
       dtype: of activations.
     """
-    size = 4 if dtype == "float32" else 2
-    inputs = size * (self.num_slots + self.kernel - 1)
-    values = 4 * self.num_slots * (self.value_dim + 1)
-    values += inputs * self.value_dim
-    keys = (4 * self.num_slots + 2 * inputs) * self.key_dim
-    return (
-      4 * self.state_size + self.num_heads * values,
-      self.num_key_heads * keys,
+    values, keys = self.slot_bytes(dtype)
+    # The convolution's inputs before the first slot.
+    before = (4 if dtype == "float32" else 2) * (self.kernel - 1)
+    values = self.num_slots * values + before * self.num_heads * self.value_dim
+    keys = (
+      self.num_slots * keys + 2 * before * self.num_key_heads * self.key_dim
     )
+    return 4 * self.state_size + values, keys
+
+  def slot_bytes(self, dtype: str) -> tuple[int, int]:
+    """Returns bytes of a position's slot in one layer: of all heads, and of all
+    key heads; `dtype` as of `row_bytes`."""
+    size = 4 if dtype == "float32" else 2
+    values = 4 * (self.value_dim + 1) + size * self.value_dim
+    keys = (4 + 2 * size) * self.key_dim
+    return self.num_heads * values, self.num_key_heads * keys
 
   @property
   def folded_at_once(self) -> int:

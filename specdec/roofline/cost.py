@@ -207,25 +207,44 @@ class Deployment:
     A KV head is never split: with more ways than heads chips hold copies.
     """
     rows = math.ceil(batch / self.replicas)
-    values = states = 0.0
+    size = 0.0
     for layer, count in self.shape.counted(0, len(self.shape.layers)):
-      cached = context * layer.kv + self.source * layer.source_kv
-      values += count * cached / min(self.ways, layer.kv_heads)
-      states += count * self._state_bytes(layer)
-    return rows * (values * BYTES[self.kv_type] + states)
+      size += count * self._position_bytes(layer, context)
+      size += count * self._state_bytes(layer)
+    return rows * size
+
+  def moved_bytes(self, batch: float, positions: float) -> float:
+    """Returns bytes per chip of so many positions of every row: of their keys
+    and values, and of their slots in recurrent layers."""
+    rows, size = math.ceil(batch / self.replicas), 0.0
+    for layer, count in self.shape.counted(0, len(self.shape.layers)):
+      shards = min(self.ways, layer.kv_heads)
+      slot = layer.kv * BYTES[self.kv_type] + layer.slot_keys
+      size += count * positions * (slot / shards + layer.slot / self.ways)
+    return rows * size
+
+  def _position_bytes(self, layer: shapes.Layer, positions: float) -> float:
+    """Returns bytes per chip of so many cached positions, and of the source's
+    of cross-attention, which are never in eight bits."""
+    size = positions * layer.kv * BYTES[self.kv_type]
+    size += self.source * layer.source_kv * BYTES[self.kv]
+    return size / min(self.ways, layer.kv_heads)
 
   def _state_bytes(self, layer: shapes.Layer) -> float:
     """Returns bytes per chip that a recurrent layer keeps for a row."""
     keys = layer.state_keys / min(self.ways, layer.kv_heads)
     return layer.state / self.ways + keys
 
-  def cost(self, batch: float, tokens: float, context: float) -> Cost:
+  def cost(
+    self, batch: float, tokens: float, context: float, committed: float = 1
+  ) -> Cost:
     """Prices one pass of the layers.
 
     Args:
       batch: rows over all replicas.
       tokens: tokens per row; for a draft its nodes, whatever their tree.
       context: cached positions that attention reads per row.
+      committed: tokens per row that such a pass commits.
     """
     rows = math.ceil(batch / self.replicas)
     m = rows * tokens
@@ -233,7 +252,7 @@ class Deployment:
     values = m * self.shape.vocab_size / self.ways if self.head else 0
     terms = [
       *self._products(m),
-      *self._attention(rows, tokens, context),
+      *self._attention(rows, tokens, context, committed),
       Term("logits", bytes=2 * 4 * values),
       self._collectives(m),
     ]
@@ -261,33 +280,31 @@ class Deployment:
       terms.append(("projection", head, head))
     return [Term(name, size * read, 2 * m * used) for name, read, used in terms]
 
-  def _attention(self, rows, tokens, context) -> list[Term]:
+  def _attention(self, rows, tokens, context, committed) -> list[Term]:
     """Counts KV read and written, and the FLOPs of attention.
 
     What recurrent layers keep for a row is read in every pass, and once more
-    when slots enter the state, which is then written: as often as where a pass
-    commits one token.
+    when slots enter the state, which is then written.
     """
-    size = BYTES[self.kv_type]
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       seen = layer.window.cached(context) if layer.window else context
-      shards = min(self.ways, layer.kv_heads)
-      values = seen * layer.kv + self.source * layer.source_kv
-      read += count * rows * values / shards
-      written += count * rows * tokens * layer.kv / shards
+      read += count * rows * self._position_bytes(layer, seen)
+      new = tokens * layer.kv * BYTES[self.kv_type]
+      written += count * rows * new / min(self.ways, layer.kv_heads)
       # Scores are computed among all tokens of the pass, masked or not.
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
-      kept = count * rows * self._state_bytes(layer) / size
-      read += kept * (1 + layer.fold_rate)
-      written += kept * layer.fold_rate
+      kept = count * rows * self._state_bytes(layer)
+      folds = committed * layer.fold_rate
+      read += kept * (1 + folds)
+      written += kept * folds
       # Twice a multiply-add for each value of four bytes.
-      flops += size * kept * tokens
+      flops += kept * tokens
     return [
-      Term("KV read", bytes=size * read, flops=flops),
-      Term("KV written", bytes=size * written),
+      Term("KV read", bytes=read, flops=flops),
+      Term("KV written", bytes=written),
     ]
 
   def _collectives(self, m: float) -> Term:

@@ -29,7 +29,7 @@ def model(
   return DrafterCost(
     weight_bytes=(shape.weight_size or size) * shape.num_parameters,
     row_bytes=_state_bytes(shape),
-    position_bytes=size * shape.cached,
+    position_bytes=BYTES[shape.kv or dtype or "bfloat16"] * shape.cached,
     catch_up=1,
     shape=shape,
   )
@@ -106,18 +106,11 @@ def quantized(
     positions: of the KV cache that it reads; None: all.
   """
   shape = _reading(target, positions)
-  read = shape.num_parameters - (0 if target.tied else shape.embedding)
-  size, kv = bits / 8 + 4 / group, BYTES[target.dtype]
+  shape = dataclasses.replace(shape, weight_size=bits / 8 + 4 / group)
   return DrafterCost(
-    weight_bytes=size * shape.num_parameters,
-    step=StepCost(
-      bytes=size * read,
-      flops=2 * read,
-      **_attention(shape, kv),
-      split_logits=target.vocab_size,
-      layers=target.num_layers,
-      all_reduces=((2 * target.num_layers + 1, kv * target.width),),
-    ),
+    weight_bytes=shape.weight_size * shape.num_parameters,
+    shape=shape,
+    shares_target=True,
   )
 
 
@@ -141,7 +134,10 @@ def translated(
   if not moved:
     held += draft.width * (target_vocab - draft.vocab_size)
   read = held - (0 if draft.tied else shape.embedding)
-  size, kv = shape.weight_size or BYTES[draft.dtype], BYTES[draft.dtype]
+  size, kv = (
+    shape.weight_size or BYTES[draft.dtype],
+    BYTES[draft.kv or draft.dtype],
+  )
   tables = (x for x in token_map if x is not None)
   return DrafterCost(
     weight_bytes=size * held + sum(x.nbytes for x in tables),

@@ -153,16 +153,18 @@ def round_cost(
     cost = step_cost(target, drafter.update, batch, tokens, context)
     parts.append((f"update, {_tokens(tokens)}", 1, cost))
   verifier = dataclasses.replace(target, start=drafter.exit_layer)
-  cost = verifier.cost(batch, nodes, context)
+  # Drafts in the target's own layers are charged for one token each.
+  committed = 1 if drafter.shares_target else 1 + len(levels)
+  cost = verifier.cost(batch, nodes, context, committed)
   parts.append((f"target, {_tokens(nodes)}", 1, cost))
   result = _round(parts, overhead.seconds(batch, len(levels)))
   if chain:
     return result
   # The accepted path's KV is compacted.
   path = 1 + len(levels)
-  moved = 2 * target.cache_bytes(batch, path)
+  moved = 2 * target.moved_bytes(batch, path)
   if drafter.shape is not None and not drafter.shares_target:
-    moved += 2 * decoder.cache_bytes(batch, path)
+    moved += 2 * decoder.moved_bytes(batch, path)
   seconds = moved / (target.efficiency.kv * target.chip.bandwidth)
   commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
   return result._replace(parts=(*result.parts, ("commit", 1, commit)))

@@ -28,12 +28,14 @@ class Layer(NamedTuple):
   expert: int = 0  # weights of one expert
   num_experts: int = 0
   per_token: int = 0  # experts routed to per token
-  source_kv: int = 0  # kv of cross-attention
+  source_kv: int = 0  # values of cross-attention, in the deployment's dtype
   source_score: int = 0  # score of cross-attention
   # Bytes that a recurrent layer keeps per row, and every pass reads: states and
   # slots of its heads, slots of its key heads (as many as kv_heads).
   state: int = 0
   state_keys: int = 0
+  slot: int = 0  # and of them those of a position's slots
+  slot_keys: int = 0
   fold_rate: float = 0.0  # times a token that a row's slots enter its state
 
   def weights_on(self, ways: int) -> float:
@@ -119,19 +121,22 @@ def of_config(
       expert=mlp if experts[i] else 0,
       num_experts=experts[i],
       per_token=c.experts_per_token if experts[i] else 0,
-      source_kv=kv if c.encoder_layers else 0,
+      source_kv=2 * c.num_kv_heads * c.head_dim if c.encoder_layers else 0,
       source_score=score if c.encoder_layers else 0,
     )
     for i, window in enumerate(c.windows or (None,) * c.num_layers)
   ]
   if r := c.recurrence:
     state, state_keys = r.row_bytes(c.dtype)
+    slot, slot_keys = r.slot_bytes(c.dtype)
     for i in r.layers:
       layers[i] = layers[i]._replace(
         **_NO_CACHE,
         kv_heads=r.num_key_heads,
         state=state,
         state_keys=state_keys,
+        slot=slot,
+        slot_keys=slot_keys,
         fold_rate=1 / r.folded_at_once,
       )
   if skip is not None:
@@ -222,6 +227,8 @@ def scaled(shape: Shape, share: float) -> Shape:
       source_score=round(layer.source_score * by),
       state=round(layer.state * by),
       state_keys=round(layer.state_keys * by),
+      slot=round(layer.slot * by),
+      slot_keys=round(layer.slot_keys * by),
     )
     for layer in shape.layers[:depth]
   )

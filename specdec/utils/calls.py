@@ -209,8 +209,8 @@ def bind(
   if call.place is None:
     for name, value in bound.arguments.items():
       kind = signature.parameters[name].annotation
-      if str in kinds.alternatives(kind) and type(value) is int:
-        value = bound.arguments[name] = str(value)  # a name like 5
+      if kind is str and type(value) in (int, float):  # a name like 5
+        value = bound.arguments[name] = str(value)
       if value == "":
         raise ValueError(f"{call}: {name} is empty")
       kinds.check(f"{call}: {name}", value, kind)
