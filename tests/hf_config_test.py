@@ -332,8 +332,8 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
      "attention_factor = -"),
     ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": "4"}},
      "factor = '4'; it must be a number"),
-    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "beta_slow": 32}},
-     "beta_slow = 32 must be < beta_fast = 32.0"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "beta_slow": 33}},
+     "beta_slow = 33 must be <= beta_fast = 32.0"),
     ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": 4},
                       "rope_theta": 1.0}, "theta = 1.0; yarn needs one above"),
     ("Llama", YARN | {"rope_scaling": {"type": "longrope"}}, "lacks short_fac"),
@@ -448,6 +448,17 @@ def test_configs_of_deepseek_that_cannot_be_are_refused(changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     hf_config.parse(config, "a", "float32")
   assert len(str(error.value)) < 400
+
+
+def test_kimi_k2_s_rotations_have_a_step():
+  """Its frequencies are kept or divided, and none lies between."""
+  config = json.loads((PARITY / "deepseek_v3" / "config.json").read_text())
+  config["rope_parameters"] |= {"beta_fast": 1.0, "beta_slow": 1.0}
+  parsed = hf_config.parse(config, "a", "float32")
+  scaling = parsed.rope_scaling
+  assert scaling.beta_fast == scaling.beta_slow == 1.0
+  again = hf_config.parse(hf_config.render(parsed), "a", "float32")
+  assert again == parsed
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,23 @@ def test_passes_over_parts_and_trees_are_those_over_the_text(kind):
     np.testing.assert_allclose(output_after.logits, expected, atol=1e-3)
 
 
+def test_a_state_that_was_erased_keeps_what_came_after():
+  """Differences of sums of decays would lose it to rounding."""
+  rng = np.random.default_rng(3)
+  slots, size = 136, 8
+  decays = -0.03 * np.ones((1, 1, slots))
+  decays[..., :68] = -60.0
+  keys, values = rng.normal(size=(2, 1, 1, slots, size))
+  state = rng.normal(size=(1, 1, size, size))
+  expected = state
+  for i in range(slots):
+    new = values[:, :, i, :, None] * keys[:, :, i, None]
+    expected = np.exp(decays[..., i]) * expected + new
+  given = [np.float32(x) for x in (state, keys, values, decays)]
+  ours = recurrence._state_after(*given)
+  np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_length_may_move_back(kind):
   """By as many positions as a call may have, and to 0."""

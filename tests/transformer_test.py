@@ -549,8 +549,8 @@ def test_configs_that_are_refused(changes, sentence):
 
 
 def test_scalings_that_are_refused():
-  with pytest.raises(ValueError, match=r"beta_slow = 2\.0 must be < beta_fast"):
-    Yarn(4.0, 16, 1.0, 2.0, 2.0)
+  with pytest.raises(ValueError, match=r"beta_slow = 3\.0 must be <= beta_f"):
+    Yarn(4.0, 16, 1.0, 2.0, 3.0)
   with pytest.raises(ValueError, match="attention_factor = nan; it must be"):
     Yarn(4.0, 16, math.nan)
   with pytest.raises(ValueError, match="2 short_factors and 1 long_factors"):

@@ -132,11 +132,24 @@ def _state_after(
   state: Array, keys: Array, values: Array, decays: Array
 ) -> Array:
   """Returns the state after the positions of some slots, in order."""
-  total = jnp.cumsum(decays, axis=-1)
-  weight = jnp.exp(total[..., -1:] - total)[..., None]  # [B, heads, slots, 1]
-  return jnp.exp(total[..., -1:])[..., None] * state + _einsum(
-    "bhwv,bhwk->bhvk", weight * values, _spread(keys, values.shape[1])
+  after, all_of_it = _kept(decays)
+  new = after[..., None] * values
+  return all_of_it[..., None] * state + _einsum(
+    "bhwv,bhwk->bhvk", new, _spread(keys, values.shape[1])
   )
+
+
+def _kept(decays: Array) -> tuple[Array, Array]:
+  """Returns what is left at the end of what each of W positions [..., W] adds,
+  and of the state before all [..., 1].
+
+  By sums of logarithms, not differences of sums, which would cancel.
+  """
+  total = jax.lax.cumsum(decays, axis=decays.ndim - 1, reverse=True)
+  after = jnp.concatenate(
+    [total[..., 1:], jnp.zeros_like(total[..., :1])], axis=-1
+  )
+  return jnp.exp(after), jnp.exp(total[..., :1])
 
 
 def _slice_slots(x: Array, start: Array, size: int) -> Array:
@@ -326,15 +339,11 @@ def _over_slots(
     layer.decays[:, :, :, None], decay.swapaxes(1, 2)[..., None], view.slot
   )[..., 0]
 
-  # What multiplied the state after a slot, on the path to a node: sums of
-  # logarithms, not differences of sums, which would cancel.
   column = jnp.arange(slots)[None]
   mask = view.mask_of(column[0])[:, None]  # [B, 1, T, W], the node itself too
   on_path = jnp.where(mask, decays[:, :, None], 0)
-  total = jax.lax.cumsum(on_path, axis=3, reverse=True)  # [B, heads, T, W]
-  after = jnp.pad(total[..., 1:], ((0, 0), (0, 0), (0, 0), (0, 1)))
-  factor = jnp.where(mask, jnp.exp(after), 0)
-  from_state = jnp.exp(total[..., :1])  # [B, heads, T, 1]
+  after, from_state = _kept(on_path)  # [B, heads, T, W] and [B, heads, T, 1]
+  factor = jnp.where(mask, after, 0)
   pair = jnp.concatenate([query, key][: 1 if rate is None else 2], axis=1)
   # [B, heads, T or 2 T, key dim]: one product reads the state for both.
   pair = _spread(pair.swapaxes(1, 2), num_heads)

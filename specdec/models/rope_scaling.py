@@ -66,9 +66,9 @@ class Yarn:
       raise ValueError(
         f"score_growth = {self.score_growth}; it must be in 0..1000"
       )
-    if self.beta_slow >= self.beta_fast:
+    if self.beta_slow > self.beta_fast:
       raise ValueError(
-        f"beta_slow = {self.beta_slow} must be < beta_fast = {self.beta_fast}"
+        f"beta_slow = {self.beta_slow} must be <= beta_fast = {self.beta_fast}"
       )
 
   @property
