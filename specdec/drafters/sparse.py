@@ -25,7 +25,8 @@ def sparse(
 ) -> Drafter:
   """Drafts with the target and `positions` of its KV cache.
 
-  Layers with a sliding window of their own see what lies in both. Draft tokens
+  Layers with a window or chunks of their own see what lies in them and in the
+  window, and no sinks. Draft tokens
   are drawn from the warped distribution that it hands over. It has no state.
 
   Args:

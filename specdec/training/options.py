@@ -34,7 +34,8 @@ class Options:
   final_fraction: float = 0.1  # last learning rate, as a fraction of the peak
   # Decay of second moments; closer to 1 for smaller batches (arXiv:2507.07101).
   adam_b2: float = 0.99
-  weight_decay: float = 0.1  # decoupled, on matrices only
+  # Decoupled; on matrices only, and with Muon on maps between hidden states.
+  weight_decay: float = 0.1
   clip: float = 1.0  # maximum global norm of the gradient
   # 'float32' or 'bfloat16', of the forward and backward pass; weights are
   # stored and updated in float32.
