@@ -1,7 +1,8 @@
 """Llama 4's own keys of Hugging Face's config.json.
 
-Layers with rotation attend to chunks, queries of the others grow by position;
-some layers of Maverick are dense, and all of Llama Guard 4.
+Layers with rotation attend to chunks, queries of the others are scaled with
+their position (attention temperature tuning); some layers of Maverick are
+dense, and all of Llama Guard 4.
 """
 
 from collections.abc import Mapping

@@ -50,10 +50,10 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
   rows that are done count among them, so a large batch seldom has such rounds.
 
   Args:
-    first: a deterministic chain, which asks for no states of the target and
-      whose `update` goes by the accept_result, whoever drafted:
-      drafters.lookup, drafters.suffix. Where it has weights, Params.draft are
-      `Both`.
+    first: a deterministic chain that reads no hidden states of the target and
+      whose `update` uses the accept_result alone, so that it also follows what
+      the other drafted: drafters.lookup, drafters.suffix. Where it has weights,
+      Params.draft are `Both`.
     other: a chain, whose spec.max_external_drafts are at least as many as
       `first` drafts.
 
@@ -79,7 +79,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     raise ValueError(
       f"{other.name} cannot be the fallback for another: it does not "
       "go on after what that drafted (max_external_drafts); quantized, sparse "
-      "and trained heads do, but for exits"
+      "and trained heads other than exits can"
     )
   if theirs.max_external_drafts < max(1, ours.max_depth):
     raise ValueError(

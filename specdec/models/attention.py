@@ -119,8 +119,8 @@ class View(NamedTuple):
     return self._replace(window=window)
 
   def blocks(self, num_slots: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the first block of slots that some row sees behind its sinks, and
-    one past the last."""
+    """Returns (first, stop) of the blocks of slots that any row attends to, its
+    sinks left out."""
     used = jnp.minimum(self.length.max() + self.depth.shape[1], num_slots)
     first = jnp.zeros_like(used)
     least = self.length.min()

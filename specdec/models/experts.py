@@ -127,7 +127,7 @@ class Experts(nn.Module):
     down, down_bias = held("down", *down_shape)
     biases = () if gate_bias is None else (gate_bias, up_bias)
 
-    # In float32 where a bias decides, as it was trained.
+    # Routing by groups was trained with float32 scores and biases.
     scores = project(router, x, jnp.float32 if c.routing else None)
     if router_bias is not None:
       scores += router_bias[None, None]

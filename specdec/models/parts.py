@@ -20,8 +20,8 @@ class Recurrence:
   value_dim: int
   kernel: int = 4  # tokens that the causal convolution sees
   conv_bias: bool = False
-  # Most tokens of a call, and by which a drafter may go back. The cache has
-  # slots for twice as many, and some more. It changes no output.
+  # Most tokens of a call, and how many positions a drafter may roll back. The
+  # cache has slots for twice as many and a quarter. It changes no output.
   num_nodes: int = 64
 
   def __post_init__(self):

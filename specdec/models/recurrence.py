@@ -13,9 +13,9 @@ attention without a softmax, over a few slots and a state. So nothing is undone
 and no state is kept for a node: (k, u, log a) of a token lie in a slot as keys
 and values do, a node sees its ancestors' slots, and commit moves a length. What
 u_n needs of other new nodes is a triangular system. Slots enter the state in
-`_make_room`, once there are many, and stay long enough for a draft to be taken
-back. Invariant: the length never falls below `folded` but to 0, which begins
-anew.
+`_make_room`, once there are many, and stay long enough for a draft to be rolled
+back. Invariant: the length never drops below `folded`, except to 0, which
+restarts the row.
 """
 
 import functools

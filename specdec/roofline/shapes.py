@@ -20,8 +20,8 @@ class Layer(NamedTuple):
   kv: int  # values cached per position
   kv_heads: int  # parts into which the cache can be sharded
   score: int  # multiply-adds of attention per token and cached position
-  # Of the weights, those that every chip of a mesh has (norms, a router), and
-  # those of which as many chips as there are KV heads have different parts.
+  # Of the weights, those that every chip of a mesh holds whole (norms, a
+  # router), and those split at most kv_heads ways (K and V projections).
   replicated: int = 0
   key_weights: int = 0
   window: Window | None = None  # of its attention; None: it sees all

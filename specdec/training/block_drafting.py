@@ -115,7 +115,8 @@ def loss_of_output(
       parts = [_of_draft(loss, options, log_probs, goal, 1 - share)]
       if options.base_weight:
         parts.append(_of_draft(loss, options, base, goal, share))
-    else:  # what no candidate is has no probability: the slots' own are trained
+    else:  # tokens that are no candidate have probability 0, so the divergence
+      # is that of the slots' own distribution
       parts = [_of_draft(loss, options, base, goal)]
       entropy, is_candidate = unrolled.selection
       draftable = goal.best >= 0

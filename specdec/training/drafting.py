@@ -1,9 +1,9 @@
 """Objective of draft heads: teacher-forced draft tokens of a frozen target.
 
 Every position of a text is the root of a draft (drafters/heads/unroll.py), and
-level j of the draft has weight decay^j. Of a parallel head, which drafts all
-levels in one pass, some positions are roots of all of it (rounds.py), and every
-slot of level j has that weight.
+level j of the draft has weight decay^j. A parallel head drafts all levels in
+one pass: only some positions are the root of a whole draft (rounds.py), and
+every slot of level j has that weight.
 """
 
 import jax

@@ -35,7 +35,7 @@ def places(
   draft_ways: int | None = None,
   devices=None,
 ) -> Places:
-  """Returns where target and head lie; nowhere in particular without a mesh.
+  """Returns where target and head are placed; None each without a mesh.
 
   Args:
     mesh: 'data:N,model:M' (sharding.parse).

@@ -52,7 +52,7 @@ def parse(files: Files, target: Target | None) -> Stored:
     levels=heads,
     residual_layers=blocks,
   )
-  # Of another shape, it is the tensor that is named, not the target.
+  # Where the shape is wrong, the error is to name the tensor, not the target.
   vocab_size = projection[0] if projection[1:] == (width,) else None
   table = tables.medusa(head_config)
   return Stored(NAME, head_config, table, vocab_size)

@@ -110,7 +110,7 @@ def block_from_module(
   num_tokens = instance.num_tokens
 
   def once(mdl):
-    """Every weight there is."""
+    """Uses every weight once, so that all of them are initialised."""
     hidden = jnp.zeros((1, 1, target.width))
     zero = jnp.zeros((1, 1), jnp.int32)
     target_weights = TargetWeights(

@@ -250,7 +250,7 @@ def head_from_module(
   features = head_config.streams
 
   def once(mdl):
-    """Every weight there is."""
+    """Uses every weight once, so that all of them are initialised."""
     hidden = jnp.zeros((1, 1, target.width))
     target_weights = TargetWeights(
       jnp.zeros((1, target.width)), jnp.zeros((num_tokens, target.width))
