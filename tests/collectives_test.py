@@ -14,7 +14,7 @@ from specdec.drafters.heads import head_presets
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import Deployment
-from specdec.roofline.round_cost import round_cost, step_cost
+from specdec.roofline.round_cost import round_cost
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 # An all-reduce takes a second; all else takes no time.
@@ -45,27 +45,15 @@ def exchanged(target, cost, k, batch=1):
   return seconds, drafting.sent * WAYS / (2 * (WAYS - 1))
 
 
-@pytest.mark.parametrize("name", ["8b", "70b"])
+@pytest.mark.parametrize("name", ["8b", "70b_v6e", "70b_v5p"])
 def test_a_draft_model_exchanges_as_its_compiled_program_does(name):
   settings, count, size = compiled(f"tpu_{name}")
-  target = presets.get(f"llama3-{name}", "bfloat16")
+  target = presets.get(f"llama3-{name.partition('_')[0]}", "bfloat16")
   cost = drafter_cost.model(presets.get("llama3-1b", "bfloat16"))
   [k], [batch] = settings["k"], settings["batch"]
   # Of the tokens that it catches up with only the last one's logits.
   ours = exchanged(target, cost, k, batch)
   assert ours == (pytest.approx(count), pytest.approx(size, rel=1e-4))
-
-
-def test_a_copy_in_integers_exchanges_as_the_target_does():
-  config = presets.get("llama3-1b", "bfloat16")
-  target = Deployment(shapes.of_config(config), chips.get("v5e"), ways=WAYS)
-  step = drafter_cost.quantized(config, 64).step
-  ours, theirs = (
-    {term.name: term for term in part.terms}
-    for part in (step_cost(target, step, 2, 3, 100), target.cost(2, 3, 100))
-  )
-  for name in ("collectives", "logits"):
-    assert ours[name] == theirs[name]
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

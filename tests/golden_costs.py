@@ -3,7 +3,8 @@
 (Python 3.12 sums floats more exactly than 3.11.)
 
 Rounds of pairs on chips, what planning makes of them, and the papers' tables.
-They stand in fixtures/golden/costs.json, written on version 0.1.0.
+They stand in fixtures/golden/costs.json, written on version 0.1.0; those of
+meshes anew since norms, routers and shared KV heads count on every chip.
 
   python tests/golden_costs.py            # compares; says what differs
   python tests/golden_costs.py --write    # after a change that is meant

@@ -21,5 +21,5 @@ def test_every_head_is_decoded():
   assert {key.split(";")[0] for key in ENTRIES} == set(golden.WAYS)
 
 
-def test_costs_are_those_of_0_1_0():
+def test_costs_are_as_they_were_written():
   assert golden_costs.numbers() == json.loads(golden_costs.FILE.read_text())

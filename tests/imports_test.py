@@ -48,8 +48,8 @@ ALLOWED = {
   f"utils.loops {_CACHED}",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode inputs "
   "slots compiled.hlo",
-  "roofline": "types draft_tree models.config models.params models.presets "
-  "utils",
+  "roofline": "types draft_tree sharding models.config models.params "
+  "models.presets utils",
   "checkpoints": f"{_MODELS} drafters",
   "compiled": _TOOLS,
   "benchmark": f"{_TOOLS} beam slots compiled",

@@ -111,7 +111,7 @@ _BLOCKS = {
   "dflash": {},
   "jetspec": dict(causal=True),
   "dspark": dict(slots="next", successor="markov", confidence=True),
-  "windowed": dict(window=4),
+  "windowed": dict(window=2),  # fewer than a block has slots
   "gated": dict(slots="next", successor="gated_markov", mask_token=3),
   "rnn": dict(successor="rnn_markov", causal=True, confidence=True),
   "domino": dict(slots="next", successor="gru", state=6),
@@ -137,6 +137,7 @@ for _name, _options in _BLOCKS.items():
     block=BlockConfig(rank=4, **_options),
   )
 _EVERY["published_block"]["embed"] = "own"
+_EVERY["windowed"]["head_dim"] = 32  # which the C++ kernel takes
 
 
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:

@@ -40,7 +40,7 @@ COMMANDS = {
     --k=1-300000000 :: '1-300000000' gives more than 10,000 integers
     --k=99999999999999 :: is no list of integers
     --max_new_tokens=99999999999 :: --max_new_tokens=99999999999; it must be be
-    --prompt= :: prompt 0 is empty
+    --prompt= :: --prompt is empty
     --prompt_file=nowhere.jsonl :: nowhere.jsonl does not exist
     --json=nowhere/o.json :: there is no folder nowhere; make it first
     --html=. :: --html=. is a folder; give a file in it

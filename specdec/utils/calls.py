@@ -209,6 +209,8 @@ def bind(
   if call.place is None:
     for name, value in bound.arguments.items():
       kind = signature.parameters[name].annotation
+      if kind is signature.empty:
+        continue
       if kind is str and type(value) in (int, float):  # a name like 5
         value = bound.arguments[name] = str(value)
       if value == "":
