@@ -74,7 +74,7 @@ def _draft_of(
   drafts = {} if target.drafts is None else target.drafts
   key = held_name(name, weights, kv)
   if key not in drafts:
-    draft = _load_draft(str(name), target, weights)
+    draft = _load_draft(name, target, weights)
     config = with_cache(draft.config, kv)
     drafts[key] = dataclasses.replace(draft, config=config)
   draft = drafts[key]
@@ -120,7 +120,7 @@ def translated(
   room: int = 2,
 ) -> Weighted:
   """Makes the drafter translated(NAME)."""
-  shape_alone = target.abstract and str(name).startswith(PRESET)
+  shape_alone = target.abstract and name.startswith(PRESET)
   if target.random_weights and not shape_alone:
     raise ValueError(
       f"translated({name}) compares tokenizers, and random weights have none"
@@ -129,7 +129,7 @@ def translated(
     raise ValueError(
       f"translated({name}) drafts on one device, and there is a mesh"
     )
-  source, form = source_of(str(name)), weight_formats.parse(weights)
+  source, form = source_of(name), weight_formats.parse(weights)
   config = config_of(source, target.dtype, weights)
   sizes = target.checkpoint.config.vocab_size, config.vocab_size
   sources = str(source_of(target.checkpoint.source)), str(source)

@@ -86,7 +86,7 @@ class Scenario:
   def draft_name(self) -> str | None:
     """The draft model's name; None: another drafter drafts."""
     models = [call for call in self.drafter_calls if _is(call, "model", "pard")]
-    return str(catalog.arguments_of(models[-1])["name"]) if models else None
+    return catalog.arguments_of(models[-1])["name"] if models else None
 
   @property
   def num_chips(self) -> int:
@@ -111,7 +111,7 @@ class Scenario:
     # Their k is a matter of rounds.
     for call in map(catalog.without_k, self.drafter_calls):
       if _is(call, "model", "pard"):
-        shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
+        shape = self.shape_of(catalog.arguments_of(call)["name"])
         cost_of = getattr(drafter_cost, call.name)
         costs.append(cost_of(shape, self.deployment.weights))
       else:

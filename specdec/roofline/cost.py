@@ -218,21 +218,25 @@ class Deployment:
     and values, and of their slots in recurrent layers."""
     rows, size = math.ceil(batch / self.replicas), 0.0
     for layer, count in self.shape.counted(0, len(self.shape.layers)):
-      shards = min(self.ways, layer.kv_heads)
-      slot = layer.kv * BYTES[self.kv_type] + layer.slot_keys
-      size += count * positions * (slot / shards + layer.slot / self.ways)
+      slot = layer.slot_keys / layer.key_ways(self.ways)
+      slot += self._kv_bytes(layer) + layer.slot / self.ways
+      size += count * positions * slot
     return rows * size
 
   def _position_bytes(self, layer: shapes.Layer, positions: float) -> float:
     """Returns bytes per chip of so many cached positions, and of the source's
     of cross-attention, which are never in eight bits."""
-    size = positions * layer.kv * BYTES[self.kv_type]
-    size += self.source * layer.source_kv * BYTES[self.kv]
-    return size / min(self.ways, layer.kv_heads)
+    source = self.source * layer.source_kv * BYTES[self.kv]
+    source /= layer.key_ways(self.ways)
+    return positions * self._kv_bytes(layer) + source
+
+  def _kv_bytes(self, layer: shapes.Layer) -> float:
+    """Returns bytes per chip of a position's keys and values."""
+    return layer.kv * BYTES[self.kv_type] / layer.key_ways(self.ways)
 
   def _state_bytes(self, layer: shapes.Layer) -> float:
     """Returns bytes per chip that a recurrent layer keeps for a row."""
-    keys = layer.state_keys / min(self.ways, layer.kv_heads)
+    keys = layer.state_keys / layer.key_ways(self.ways)
     return layer.state / self.ways + keys
 
   def cost(
@@ -290,8 +294,7 @@ class Deployment:
     for layer, count in self.shape.counted(self.start, self.end):
       seen = layer.window.cached(context) if layer.window else context
       read += count * rows * self._position_bytes(layer, seen)
-      new = tokens * layer.kv * BYTES[self.kv_type]
-      written += count * rows * new / min(self.ways, layer.kv_heads)
+      written += count * rows * tokens * self._kv_bytes(layer)
       # Scores are computed among all tokens of the pass, masked or not.
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score

@@ -41,8 +41,12 @@ class Layer(NamedTuple):
   def weights_on(self, ways: int) -> float:
     """Returns the dense weights on each of the chips that split the layer."""
     split = self.weights - self.replicated - self.key_weights
-    key = self.key_weights / min(ways, self.kv_heads)
+    key = self.key_weights / self.key_ways(ways)
     return self.replicated + key + split / ways
+
+  def key_ways(self, ways: int) -> int:
+    """Returns how many of the chips have different KV heads: none is split."""
+    return min(ways, self.kv_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,10 @@ def of_config(
   c = config
   mlp = (3 if c.gated else 2) * c.width * c.mlp_width
   specs = params.specs(c)
+  by_layer = collections.defaultdict(dict)  # 'layer_3' -> path below -> spec
+  for path, spec in specs.items():
+    layer, _, rest = path.partition("/")
+    by_layer[layer][rest] = spec
   kv, score = c.kv_size, c.score_size
   experts = [
     0 if i in c.dense_layers else c.num_experts for i in range(c.num_layers)
@@ -106,9 +114,8 @@ def of_config(
 
   def dense(i: int, *below: str) -> dict[str, int]:
     """Counts a layer's weights but for experts, of paths that begin so."""
-    below = tuple(f"layer_{i}/{name}" for name in below)
-    of_layer = {x: spec for x, spec in specs.items() if x.startswith(below)}
-    counts = _counts(of_layer.values())
+    of_layer = by_layer[f"layer_{i}"].items()
+    counts = _counts(spec for path, spec in of_layer if path.startswith(below))
     return counts | {"weights": counts["weights"] - experts[i] * mlp}
 
   layers = [
