@@ -12,7 +12,7 @@ import learned_kinds
 from learned_kinds import IDS, V, sharpened, target
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.unroll import growing, unroll
-from specdec.training import drafting
+from specdec.training import draft_losses, drafting
 from specdec.types import Params
 
 LEVELS, DECAY = 2, 0.5
@@ -178,3 +178,18 @@ def test_no_measures_where_none_are_wanted():
 def test_losses_refuse(entries, complaint):
   with pytest.raises(ValueError, match=complaint):
     drafting.Loss(**entries)
+
+
+def test_a_target_in_parts_says_the_same():
+  model, params = target()
+  rows = np.random.default_rng(0).integers(0, V, (2, 129))
+  layers = (model.num_layers,)
+  output, _ = model.apply(params, rows[:, :-1], None, features=layers)
+  last, labels = output.features[0], jnp.asarray(rows[:, 1:])
+  assert last.shape[1] == 2 * draft_losses.AT_ONCE
+  head = learned_kinds.draft_head("mtp")
+  assert head.ids is not None
+  whole = draft_losses.aim(head, output.logits, labels)
+  parts = draft_losses.aim_by_parts(head, model, params, last, labels)
+  for wanted, value in zip(whole, parts):
+    np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ import numpy as np
 from specdec import cache as kv
 from specdec import draft_tree, sharding
 from specdec.models import cpu_kernels
+from specdec.models.products import einsum
 from specdec.types import Int8Slots, Sparse
 
 BLOCK = 512  # slots that are read at once from a longer cache
@@ -275,9 +276,7 @@ def _by_xla(
     keys, scale = _numbers_and_scale(keys)
     if scale is not None:
       keys = keys.astype(query.dtype)
-    x = jnp.einsum(
-      "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
-    )
+    x = einsum("bhsd,bhqd->bhsq", keys, query)
     return (x if scale is None else x * scale).swapaxes(2, 3)
 
   def scores(keys, values, mask, slots):
@@ -302,9 +301,7 @@ def _by_xla(
         values.astype(query.dtype),
       )
     weights = weights.astype(values.dtype)
-    return jnp.einsum(
-      "bhqs,bhsd->bhqd", weights, values, preferred_element_type=jnp.float32
-    )
+    return einsum("bhqs,bhsd->bhqd", weights, values)
 
   sink = None
   if sink_logits is not None:  # of each query, [1, KV heads, groups * T, 1]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.models import cpu_kernels, quantization
+from specdec.models.products import einsum
 from specdec.models.quantization import Quantized
 from specdec.utils import huge_pages
 
@@ -168,8 +169,8 @@ def _times_rows(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
   Not x @ y.T: XLA multiplies bfloat16 on a CPU with AMX a fifth as fast when
   the transpose is an operation.
   """
-  dims = (((1,), (1,)), ((), ()))
-  return jax.lax.dot_general(x, y, dims, preferred_element_type=dtype)
+  form = "ni,oi->no"
+  return jnp.einsum(form, x, y) if dtype == x.dtype else einsum(form, x, y)
 
 
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:

@@ -74,6 +74,7 @@ def loss_of_output(
   target: PyTree,
   batch: dict[str, Array],
   output: ModelOutput,
+  goals: Aim,
   measure: bool = True,
   seed: int = 0,
 ) -> tuple[Array, dict[str, Array]]:
@@ -89,23 +90,23 @@ def loss_of_output(
   Args:
     target: weights of the target.
     batch: tokens [B, T+1], and the addresses step and row [B].
-    output: of the target on tokens[:, :-1], with logits.
+    output: of the target on tokens[:, :-1].
+    goals: what it says there, draft_losses.aim.
   """
   tokens, options = batch["tokens"], loss.block or BlockLoss()
   if "step" not in batch:  # D-PACE's weights grow with what they would judge
     options = dataclasses.replace(options, weighting="decay")
   levels = head.head_config.levels
   anchors = anchors_of(batch, options.anchors, levels, seed)
-  text, labels = tokens[:, :-1], tokens[:, 1:]
+  text = tokens[:, :-1]
   target_weights = draft_heads.target_weights_of(
     Params(target, draft_heads.weights_of(head, net, target))
   )
-  aims = draft_losses.aim(head, output.logits, labels)
   context = context_of(head, net, output)
 
   def of_anchors(anchors):
     # Entry k is drafted behind position anchor + k of the text.
-    goal = aims.at(anchors[:, :, None] + jnp.arange(levels)[None, None])
+    goal = goals.at(anchors[:, :, None] + jnp.arange(levels)[None, None])
     labels = jnp.maximum(goal.best, 0)
     unrolled = unroll(head, net, target_weights, text, context, anchors, labels)
     log_probs = jax.nn.log_softmax(unrolled.logits)

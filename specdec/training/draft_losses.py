@@ -14,10 +14,11 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
 from specdec.training.options import check_range
-from specdec.types import Array
+from specdec.types import Array, Model, PyTree
 from specdec.utils.spelling import check_choice
 
 WEIGHTINGS = ("decay", "dpace")
+AT_ONCE = 64  # positions whose logits over a whole vocabulary exist at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +190,38 @@ def aim(head, logits: Array, labels: Array) -> Aim:
     number[best],
     number[labels],
   )
+
+
+def aim_by_parts(
+  head, target: Model, params: PyTree, last: Array, labels: Array
+) -> Aim:
+  """Returns `aim` of logits that exist for a few positions at a time.
+
+  A reduced vocabulary leaves a part of what a target's whole one takes, which
+  is mostly the largest array of a step.
+
+  Args:
+    last: [B, T, M] residual stream that leaves the target's last layer.
+  """
+
+  def of_part(part):
+    hidden, labels = part
+    start = target.num_layers
+    output, _ = target.apply(params, labels, None, start=start, hidden=hidden)
+    return aim(head, output.logits, labels)
+
+  length = labels.shape[1]
+  if head.ids is None or length % AT_ONCE:
+    return of_part((last, labels))
+
+  def split(x):  # [B, T, ...] -> [T / AT_ONCE, B, AT_ONCE, ...]
+    return x.reshape(len(x), -1, AT_ONCE, *x.shape[2:]).swapaxes(0, 1)
+
+  def joined(x):
+    return x.swapaxes(0, 1).reshape(-1, length, *x.shape[3:])
+
+  parts = jax.lax.map(of_part, (split(last), split(labels)))
+  return jax.tree.map(joined, parts)
 
 
 def rejected(log_probs: Array, aim: Aim) -> Array:

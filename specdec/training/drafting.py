@@ -15,7 +15,7 @@ from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.unroll import unroll, unroll_slots, valid
 from specdec.training import block_drafting, draft_losses, rounds
-from specdec.training.draft_losses import LOSSES, Loss, TokenDrop
+from specdec.training.draft_losses import LOSSES, Aim, Loss, TokenDrop
 from specdec.training.objective import Objective
 from specdec.types import Array, Model, ModelOutput, Params, PyTree
 
@@ -49,22 +49,21 @@ def objective(
   def objective(net, frozen, batch):
     states = batch if isinstance(batch, dict) else {"tokens": batch}
     tokens = states["tokens"]
-    if "last" in states:  # only final norm and head are left to run
-      output, _ = target.apply(
-        frozen,
-        tokens[:, :-1],
-        None,
-        start=target.num_layers,
-        hidden=states["last"],
-      )
-      output = output._replace(features=states["features"])
+    text, labels = tokens[:, :-1], tokens[:, 1:]
+    if "last" in states:
+      last, features = states["last"], states["features"]
     else:
-      output, _ = target.apply(
-        frozen, tokens[:, :-1], None, features=draft_head.features
-      )
-    output = jax.lax.stop_gradient(output)
+      layers = (target.num_layers, *draft_head.features)
+      output, _ = target.apply(frozen, text, None, head=False, features=layers)
+      last, *features = jax.lax.stop_gradient(output.features)
+    output, _ = target.apply(
+      frozen, text, None, start=target.num_layers, hidden=last, head=False
+    )
+    output = output._replace(features=tuple(features))
+    goal = draft_losses.aim_by_parts(draft_head, target, frozen, last, labels)
     compute = block_drafting.loss_of_output if block else loss_of_output
-    return compute(draft_head, loss, net, frozen, states, output, measure, seed)
+    given = states, jax.lax.stop_gradient(output), goal
+    return compute(draft_head, loss, net, frozen, *given, measure, seed)
 
   return objective
 
@@ -76,6 +75,7 @@ def loss_of_output(
   target: PyTree,
   batch: dict[str, Array],
   output: ModelOutput,
+  goal: Aim,
   measure: bool = True,
   seed: int = 0,
 ) -> tuple[Array, dict[str, Array]]:
@@ -84,14 +84,14 @@ def loss_of_output(
   Args:
     target: weights of the target.
     batch: tokens [B, T+1], and the addresses step and row [B].
-    output: of the target on tokens[:, :-1], with logits.
+    output: of the target on tokens[:, :-1].
+    goal: what it says there, draft_losses.aim.
   """
-  text, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+  text = batch["tokens"][:, :-1]
   length, levels = text.shape[1], draft_head.head_config.levels
   target_weights = draft_heads.target_weights_of(
     Params(target, draft_heads.weights_of(draft_head, net, target))
   )
-  goal = draft_losses.aim(draft_head, output.logits, labels)
   given = draft_head, net, target_weights, text, output
   goals = [goal] * levels
   if draft_head.head_config.parallel:

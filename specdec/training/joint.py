@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.training import drafting
+from specdec.training import draft_losses, drafting
 from specdec.training.data import draws
 from specdec.training.objective import (
   Objective,
@@ -100,6 +100,7 @@ def with_drafter(
       target, tokens[:, :-1], None, features=draft_head.features
     )
     cross_entropy = text_cross_entropy(output.logits, tokens)
+    goal = draft_losses.aim(draft_head, output.logits, tokens[:, 1:])
     auxiliary, measures = drafting.loss_of_output(
       draft_head,
       unweighted,
@@ -107,6 +108,7 @@ def with_drafter(
       target,
       {"tokens": tokens},
       output,
+      goal,
       measure,
     )
     return cross_entropy + loss.token_weight * auxiliary, {

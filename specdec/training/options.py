@@ -7,6 +7,7 @@ options in FREE may change when a run is resumed.
 import dataclasses
 import math
 
+from specdec.models.config import TransformerConfig
 from specdec.utils.spelling import check_choice
 
 OPTIMIZERS = ("adamw", "muon")
@@ -67,6 +68,10 @@ class Options:
       )
     check_choice("optimizer", self.optimizer, OPTIMIZERS)
     check_choice("dtype", self.dtype, ("float32", "bfloat16"))
+
+  def in_dtype(self, config: TransformerConfig) -> TransformerConfig:
+    """Returns the config of a model whose forward pass is in `dtype`."""
+    return dataclasses.replace(config, dtype=self.dtype)
 
 
 def check_range(

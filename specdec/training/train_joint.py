@@ -43,6 +43,7 @@ def train(
   plan = placing.plan(head_config, config, where, True)
   placing.check_memory(plan, where.target)
   model = transformer.model(config, where.target)
+  trained = transformer.model(options.in_dtype(config), where.target)
   tokenizer = data.load_tokenizer(setup.tokenizer, config.vocab_size)
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, tokenizer
@@ -61,7 +62,7 @@ def train(
     )
     serving, unrolled = placing.heads(head_config, config, ids, where.draft)
     objective, evaluated = (
-      joint.with_drafter(model, unrolled, setup.loss, measured)
+      joint.with_drafter(trained, unrolled, setup.loss, measured)
       for measured in (False, True)
     )
     measure = evaluate.head_by_decoding(
@@ -80,9 +81,9 @@ def train(
     size += f" and {net_size / 1e6:.2f} M of the drafter"
   elif setup.layer_skip:
     objective = joint.layer_skip(
-      model, setup.layer_skip, options.steps, options.seed
+      trained, setup.layer_skip, options.steps, options.seed
     )
-    evaluated = joint.exit_losses(model)
+    evaluated = joint.exit_losses(trained)
     drafter = drafters.early_exit(model, decoding.exit_layer, decoding.k)
     measure = evaluate.acceptance_by_decoding(
       model, drafter, held_out, decoding
@@ -93,7 +94,7 @@ def train(
 
     packed = data.Numbered(packed)
   else:
-    objective = evaluated = joint.target_only(model)
+    objective = evaluated = joint.target_only(trained)
   settings = run.settings(setup, texts, first_weights=target)
   run.claim(folder, settings | {"kind": setup.kind})
 

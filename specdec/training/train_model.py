@@ -164,9 +164,11 @@ def load(
   samples.check(setup.samples, texts[0])
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
+  trained = transformer.model(setup.options.in_dtype(setup.model), place)
   params = _initial_weights(setup, place)
   if not setup.target:
-    return Task(setup, tokenizer, place, params, *texts, language_model(model))
+    objective = language_model(trained)
+    return Task(setup, tokenizer, place, params, *texts, objective)
   target = checkpoints.load(fetch(setup.target), place=target_place)
   checkpoints.check_vocabulary(
     target.config.vocab_size,
@@ -175,12 +177,15 @@ def load(
     tokenizer,
   )
   target_model = transformer.model(target.config, target_place)
+  teacher = transformer.model(
+    setup.options.in_dtype(target.config), target_place
+  )
   if setup.masks:
     mask_token = setup.model.mask_token
     drafter = drafters.pard(model, mask_token, setup.decoding.k)
     objective = masked.distillation(
-      model,
-      target_model,
+      trained,
+      teacher,
       setup.loss,
       setup.masks,
       mask_token,
@@ -188,7 +193,7 @@ def load(
     )
   else:
     drafter = drafters.model(model, setup.decoding.k)
-    objective = distillation(model, target_model, setup.loss)
+    objective = distillation(trained, teacher, setup.loss)
   measure = evaluate.acceptance_by_decoding(
     target_model,
     drafter,
