@@ -80,7 +80,6 @@ COMPARED = (
       *(f"{kind}-0" for kind in _ONE_SEED),
     ),
     40,
-    None,
     needs=((_DFLASH, _TRAINED),),
   ),
   # More seeds, and the weights of positions by D-PACE.
@@ -88,7 +87,6 @@ COMPARED = (
     "equal_more",
     _equal("draft-1", "draft-2", "mtp-1", "mtp-2", "dpace-0"),
     8,
-    None,
     needs=(("runs/equal/dpace-0/best.safetensors", _TRAINED),),
   ),
   # What a confidence head is worth: it says how much to draft.
@@ -97,7 +95,6 @@ COMPARED = (
     f"bench {HELD_OUT} --drafter=head({_DSPARK_0}) {SAMPLED} {DECIDED} "
     f"{ADAEDL} --k=1,3,5,7 --batch=1,4 --limit=8 --passes=1 --repeats=8",
     8,
-    None,
     needs=((_DSPARK_0, _TRAINED),),
   ),
 )
@@ -115,7 +112,6 @@ def equal_trees() -> Iterable[Measurement]:
       "--max_new_tokens=96 --only=coupled --sizes=7,15 "
       "--shapes='chain,optimal tree,dynamic tree,wide tree'",
       2.5,
-      None,
       needs=((path, _TRAINED),),
     )
 
@@ -139,7 +135,6 @@ def long() -> Iterable[Measurement]:
         f"--drafter={drafter} --acceptance=synthetic(0.8) --k=4 --passes=1,5 "
         f"--repeats=5{kv}",
         minutes,
-        None,
       )
   pages = " ".join(
     f"--prompt_file=docs/{page}.md"
@@ -151,7 +146,6 @@ def long() -> Iterable[Measurement]:
       f"eval {SMOLLM2} {pages} --max_new_tokens=128 --drafter={drafter} "
       "--k=4,6",
       5,
-      None,
       apart=True,
     )
 
@@ -177,7 +171,7 @@ def summary() -> Iterable[Measurement]:
   ):
     for batch, minutes in zip((1, 4, 16), all_minutes):
       name_of = f"summary_{name}_{batch}"
-      yield Measurement(name_of, f"{flags} --batch={batch}", minutes, None)
+      yield Measurement(name_of, f"{flags} --batch={batch}", minutes)
   for name, drafter in (
     ("lookup", "lookup"),
     ("quantized", "quantized"),
@@ -189,7 +183,6 @@ def summary() -> Iterable[Measurement]:
       f"long_and_thinking.jsonl --max_new_tokens=128 --drafter={drafter} "
       "--k=3,6",
       3,
-      None,
     )
 
 
@@ -229,7 +222,6 @@ def smollm2() -> Iterable[Measurement]:
       f"--prompt_file={_HUMANEVAL} --limit=4 --max_new_tokens=128 "
       f"--drafter={drafter} --k={ks}{more}",
       6,
-      None,
       needs=(
         *_DOWNLOADS,
         *([(_DSPARK, _TRAINED)] if dspark in drafter else []),
@@ -246,7 +238,6 @@ def smollm2() -> Iterable[Measurement]:
     "gemma_quantized",
     f"eval --target=gemma3-270m {gemma} --drafter=quantized --k=4,6,8",
     4,
-    None,
   )
   for name, target, draft in (
     ("gemma", "gemma3-270m", "smollm2-135m-instruct"),
@@ -258,12 +249,11 @@ def smollm2() -> Iterable[Measurement]:
       ("_sampled", "--temperature=1 --acceptance=block"),
     ):
       yield Measurement(
-        f"translated_{name}{ending}", f"eval {flags} {sampled}", 2, None
+        f"translated_{name}{ending}", f"eval {flags} {sampled}", 2
       )
   yield Measurement(
     "engines",
     f"compare_engines {TEXTS} --limit=1 --repeats=3",
     4,
-    None,
     needs=(("llama_cpp", "pip install llama-cpp-python"),),
   )

@@ -44,7 +44,7 @@ class Measurement(NamedTuple):
   name: str
   line: str
   minutes: float
-  quick: str | None = ""
+  quick: str | None = None
   flag: str = ""
   environment: str = ""
   needs: Sequence[tuple[str, str]] = ()

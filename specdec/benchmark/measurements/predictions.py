@@ -28,25 +28,21 @@ PREDICTIONS = (
     17,
     "--sweep=configs/sweeps/quick.py",
   ),
-  Measurement(
-    "sweep_smollm2", "sweep --sweep=configs/sweeps/smollm2.py", 8, None
-  ),
-  Measurement(
-    "leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15, None
-  ),
+  Measurement("sweep_smollm2", "sweep --sweep=configs/sweeps/smollm2.py", 8),
+  Measurement("leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15),
   Measurement(
     "calibration_t5",
     "bench --target=stdlib-t5-5m --k=2,5,8 --batch=1,3,6 --context=64",
     2,
-    None,
     flag="calibrate",
   ),
-  Measurement("papers", "roofline --papers", 0.1),
+  Measurement("papers", "roofline --papers", 0.1, quick=""),
   Measurement(
     "roofline_v6e",
     "roofline --chip=v6e --ways=8 --target=llama3-70b "
     "--drafter=model(llama3-1b) --batches=1,8,32 --contexts=2048,8192",
     0.1,
+    quick="",
   ),
   Measurement(
     "roofline_here",
@@ -54,6 +50,7 @@ PREDICTIONS = (
     f"{PAIR} --prefix_acceptance=0.85,0.7,0.58,0.47,0.4,0.35,0.3,0.26 "
     "--batches=1,2,4,8 --contexts=128 --context=128",
     0.1,
+    quick="",
   ),
   Measurement(
     "tpu_8b",
@@ -75,7 +72,6 @@ def heads() -> Iterable[Measurement]:
       f"compile_tpu {_8B} --drafter=head(preset:{head}) --batch=1 --k={k} "
       f"{SAMPLED} --steps=draft,verify,loop",
       1.5,
-      None,
       needs=_TPU,
     )
 
@@ -96,7 +92,6 @@ def slices() -> Iterable[Measurement]:
         f"compile_tpu --topology={chip}:{shape} --mesh=model:8 "
         f"--target=preset:{target} --k=4 {SAMPLED} --steps=draft,verify,accept",
         3,
-        None,
         needs=_TPU,
       )
 
@@ -117,6 +112,5 @@ def training() -> Iterable[Measurement]:
       f"--config.target=preset:llama3-8b {flags} --topology={chip}:{shape} "
       f"--mesh=data:{rows},model:8",
       6,
-      None,
       needs=_TPU,
     )

@@ -17,7 +17,7 @@ RULES = (
     5,
     f"{_RULES_QUICK} --only='rejection; block' --shapes=chain",
   ),
-  Measurement("lossy", "compare_rules --tables", 2, None),
+  Measurement("lossy", "compare_rules --tables", 2),
   Measurement(
     "block",
     f"compare_rules {_RULES} --temperature=1 --sizes=4,6,8 --shapes=chain "
@@ -35,6 +35,5 @@ RULES = (
     "shapes_sampled",
     f"compare_rules {_RULES} --temperature=1 --only=rejection {_TREES}",
     4.5,
-    None,
   ),
 )

@@ -95,7 +95,6 @@ def beams() -> Iterable[Measurement]:
     "--drafter=quantized --shape=dynamic(4) --k=2 --max_new_tokens=32 "
     "--limit=4",
     4,
-    None,
   )
 
 
@@ -106,7 +105,6 @@ def mixtures() -> Iterable[Measurement]:
     "mixture_experts",
     "count_experts --target=runs/mixture/best",
     2,
-    None,
     needs=(
       (
         "runs/mixture/best/config.json",
@@ -122,7 +120,6 @@ def mixtures() -> Iterable[Measurement]:
     "--drafter=lookup(min_ngram=0) --acceptance=synthetic(0.8) --k=4 "
     "--batch=1,4,16 --passes=1,5 --repeats=5",
     6,
-    None,
   )
 
 
@@ -143,13 +140,11 @@ def goodput() -> Iterable[Measurement]:
     "goodput_shipped_64",
     f"goodput {shipped} --k=1,2 --batch=64 --requests=192",
     7.5,
-    None,
   )
   yield Measurement(
     "goodput_smollm2",
     f"goodput {TEXTS} --drafter=quantized {DECIDED} --k=2,4 --batch=1,4 "
     "--loads=0.9,inf --requests=12 --max_new_tokens=32 --least_new_tokens=8",
     18,
-    None,
     apart=True,
   )
