@@ -16,7 +16,6 @@ from specdec.report import roofline
 from specdec.roofline import (
   calibration,
   chips,
-  drafter_cost,
   hardware,
   prediction,
   shapes,
@@ -29,7 +28,7 @@ from specdec.roofline.round_cost import (
   Round,
   TargetDraftPair,
 )
-from specdec.types import Stats
+from specdec.types import DrafterCost, Stats
 
 MACHINE = hardware.Hardware(
   name="a machine",
@@ -53,7 +52,7 @@ def deployment(name="smollm2-135m", efficiency=TRUE, **layers):
 
 
 def early_exit(ours=NOTHING, baseline=NOTHING):
-  cost = drafter_cost.early_exit(2)
+  cost = DrafterCost(exit_layer=2)
   return TargetDraftPair(
     deployment(), cost, overhead=ours, baseline_overhead=baseline
   )

@@ -18,7 +18,7 @@ from specdec.report import result_tables
 from specdec.roofline import drafter_cost
 from specdec.roofline.cost import pass_bound
 from specdec.testing import tabular
-from specdec.types import NO_COST, Skip
+from specdec.types import NO_COST, DrafterCost, Skip
 from specdec.utils import files
 
 RANKS = {
@@ -311,7 +311,7 @@ def test_an_early_exit_verifies_with_fewer_layers():
   copied = machine.seconds(NO_COST, 1, 2, baseline=0.5)
   layers = CONFIG.num_layers
   assert layers == 16
-  drafted = machine.seconds(drafter_cost.early_exit(8), 1, 2, baseline=0.5)
+  drafted = machine.seconds(DrafterCost(exit_layer=8), 1, 2, baseline=0.5)
   # Half of the layers run for the draft token's node, too, before they are
   # left out of verification.
   embedding = CONFIG.vocab_size * CONFIG.width

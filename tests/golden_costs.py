@@ -18,6 +18,7 @@ from specdec.report import papers
 from specdec.roofline import chips, drafter_cost, planning, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import Overhead, TargetDraftPair
+from specdec.types import DrafterCost
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
 PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
@@ -40,7 +41,7 @@ def pairs() -> dict[str, TargetDraftPair]:
       large, drafter_cost.model(shapes.get("llama3-1b"))
     ),
     "70B with a tenth": TargetDraftPair(large, tenth),
-    "8B, exit after 8": TargetDraftPair(early, drafter_cost.early_exit(8)),
+    "8B, exit after 8": TargetDraftPair(early, DrafterCost(exit_layer=8)),
     "8B, copies": TargetDraftPair(early),
     "experts": TargetDraftPair(experts),
     "int8, with overhead": TargetDraftPair(

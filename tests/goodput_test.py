@@ -233,14 +233,12 @@ def test_ways_serve_the_same_queues_in_turns(monkeypatch):
 
   monkeypatch.setattr(Server, "serve", spy)
   servers = {"ours": Server(decoder), BASELINE: Server(decoder.baseline())}
-  turns = itertools.count()
   prompts = [[1, 2], [3]]
-  options = dict(comparable=True, progress=lambda: next(turns))
-  loads = [2.0, math.inf]
-  [busy, full] = goodput.compare(servers, prompts, loads, 6, 2, **options)
+  given = servers, prompts, [2.0, math.inf], 6, 2
+  [busy, full] = goodput.compare(*given, comparable=True)
   # Each twice to warm up, the second time all that is asked, then 2 x 2 at each
   # load.
-  assert next(turns) == 8 and len(served) == 12
+  assert len(served) == 12
   assert [len(arrivals) for _, arrivals in served[:4]] == [3, 6, 3, 6]
   timed = served[4:]
   assert [name for name, _ in timed] == 2 * ["ours", "plain", "plain", "ours"]

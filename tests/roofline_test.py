@@ -8,10 +8,11 @@ import pytest
 import programs
 from specdec.benchmark.scenario import Scenario
 from specdec.report import papers
-from specdec.roofline import chips, drafter_cost, planning, shapes
+from specdec.roofline import chips, planning, shapes
 from specdec.roofline.calibration import Calibration, Errors, Fit, RoundFit
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.round_cost import Overhead, TargetDraftPair
+from specdec.types import DrafterCost
 
 
 def test_the_papers_tables(capsys):
@@ -99,7 +100,7 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path, capsys, setting):
   chip = chips.of_hardware(programs.HARDWARE)
   types = {"weights": "float32", "kv": "float32"}
   target = calibration.place(name, Deployment(shapes.get(name), chip, **types))
-  cost = drafter_cost.early_exit(10)
+  cost = DrafterCost(exit_layer=10)
   pair = TargetDraftPair(target, cost, None, ours, theirs)
   for k in (0, 1):
     seconds = pair.round(1, k, 64).seconds

@@ -109,7 +109,7 @@ def test_a_table_of_rounds_knows_who_drafts_all_levels_whatever_is_decided():
   expected = drafting["draft"].seconds + verified["target"].seconds
   assert table[0] == pytest.approx(expected, rel=1e-6)
   assert table[3] == pytest.approx(pair.round(2, 4, 500).seconds, rel=1e-6)
-  exits = dataclasses.replace(drafter_cost.early_exit(3), drafts_all=True)
+  exits = dataclasses.replace(DrafterCost(exit_layer=3), drafts_all=True)
   exits = TargetDraftPair(LARGE, exits)
   assert step_costs(exits, 2, 500, (1, 2, 3))[0] > 1.1 * alone
 
@@ -210,7 +210,7 @@ def test_states_take_in_what_a_round_may_commit():
 
 
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
-  early_exit = drafter_cost.early_exit(8)
+  early_exit = DrafterCost(exit_layer=8)
   parts = named(round_cost(LARGE, early_exit, 4, 2, 500))
   first = dataclasses.replace(LARGE, stop=8)
   behind = dataclasses.replace(LARGE, start=8)
@@ -226,8 +226,6 @@ def test_an_exit_and_skipped_layers_run_parts_of_the_target():
   for cost in (early_exit, drafter):
     memory = TargetDraftPair(LARGE, cost).memory(1, 100)
     assert memory.keys() == {"target weights", "target cache"}
-  with pytest.raises(ValueError, match="exit_layer = 0"):
-    drafter_cost.early_exit(0)
 
 
 def test_stated_bytes_and_flops_by_hand():
@@ -406,7 +404,7 @@ def test_a_fallback_holds_both_and_drafts_by_the_other():
   verified = round_cost(LARGE, NO_COST, 4, 1, 100).seconds
   assert sum_ - verified == pytest.approx(one + two - 2 * verified, rel=1e-2)
   with pytest.raises(ValueError, match="at most runs a decoder"):
-    drafter_cost.fallback(model, drafter_cost.early_exit(2))
+    drafter_cost.fallback(model, DrafterCost(exit_layer=2))
 
 
 def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():

@@ -14,7 +14,7 @@ from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
 from specdec.roofline.round_cost import TargetDraftPair
-from specdec.types import NO_COST, Skip
+from specdec.types import NO_COST, DrafterCost, Skip
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 CHIP = chips.get("v6e")
@@ -38,7 +38,7 @@ def shipped_target(drafter, **settings):
     ("model(llama3-1b)", MODEL),
     ("model(0.03)", drafter_cost.model(shapes.scaled(LARGE.shape, 0.03))),
     ("pard(llama3-1b)", PARD),
-    ("early_exit(8)", drafter_cost.early_exit(8)),
+    ("early_exit(8)", DrafterCost(exit_layer=8)),
     ("layer_skip(attention=[3], mlp=[5])", SKIP),
     ("lookup", NO_COST),
     ("lookup(k=4) | model(llama3-1b)", MODEL),

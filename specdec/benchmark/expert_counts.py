@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.benchmark.metrics import Estimate
+from specdec.benchmark.metrics import Estimate, mean
 from specdec.checkpoints import Checkpoint
 from specdec.models import experts
 from specdec.models.transformer import Transformer
@@ -84,19 +84,11 @@ def counts(routes: np.ndarray, sizes: Sequence[int]) -> list[Count]:
   return [
     Count(
       size,
-      _mean(_touched(routes, size).mean((0, 2))),
-      _mean(_touched(routes.swapaxes(1, 2), size).mean((0, 1))),
+      mean(_touched(routes, size).mean((0, 2))),
+      mean(_touched(routes.swapaxes(1, 2), size).mean((0, 1))),
     )
     for size in sizes
   ]
-
-
-def _mean(of_rows: np.ndarray) -> Estimate:
-  """Returns a mean over texts, or groups of them, with its standard error."""
-  count, error = len(of_rows), None
-  if count > 1:
-    error = float(np.std(of_rows, ddof=1) / count**0.5)
-  return Estimate(float(np.mean(of_rows)), error, count)
 
 
 def _touched(routes: np.ndarray, size: int) -> np.ndarray:

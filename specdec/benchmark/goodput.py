@@ -7,12 +7,12 @@ infinity. That is measured first; filling and emptying its rows is part of it.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from specdec.benchmark import metrics, runs, timing
-from specdec.benchmark.queues import Request, Served, Server, requests_of
+from specdec.benchmark.queues import Served, Server, requests_of
 from specdec.benchmark.runs import BASELINE
 
 _SHARES = 0.5, 0.9, 0.99  # of latencies
@@ -39,7 +39,6 @@ def compare(
   least: int | None = None,
   seed: int = 0,
   comparable: bool = False,
-  progress: Callable[[], object] = lambda: None,
 ) -> Iterator[list[dict]]:
   """Yields for every load an entry of each way, the baseline first.
 
@@ -51,7 +50,6 @@ def compare(
     count, least, seed: as `requests_of` takes them, and how many.
     repeats: how often each load is served in each way.
     comparable: texts should equal the baseline's: counts those that do.
-    progress: called after each serving.
   """
   check_loads(loads)
   plain = servers[BASELINE]
@@ -66,15 +64,7 @@ def compare(
     first[name] = server.serve(everything)
   capacity = len(first[BASELINE].answers) / first[BASELINE].seconds
 
-  def counted(server: Server) -> Callable[[Sequence[Request]], Served]:
-    def serve(requests: Sequence[Request]) -> Served:
-      served = server.serve(requests)
-      progress()
-      return served
-
-    return serve
-
-  ways = {name: counted(server) for name, server in servers.items()}
+  ways = {name: server.serve for name, server in servers.items()}
   for load in loads:
     rate = None if math.isinf(load) else load * capacity
     requests = requests_of(*given, rate=rate, seed=seed)

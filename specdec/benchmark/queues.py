@@ -9,7 +9,6 @@ by the very same code.
 
 import collections
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -253,15 +252,11 @@ class Server:
     tokens, stats = jax.device_get((state.tokens, state.stats))
     widths, answers = np.zeros_like(stats.widths), []
 
-    def of_row(x: np.ndarray, row: int) -> np.ndarray:
-      by_row = x.shape[:1] == (len(held),)
-      return x[row : row + 1].copy() if by_row else x
-
     for row in leaving:
       request, admitted, first = held[row]
       begin = self.decoder.num_given(request.ids)
       text = tokens[row, begin : length[row]].tolist()
-      counts = jax.tree.map(functools.partial(of_row, row=row), stats)
+      counts = jax.tree.map(lambda x, row=row: x[row : row + 1].copy(), stats)
       counts = counts.replace(widths=widths)
       answers.append(Answer(request, text, admitted, first, now, counts))
       held[row] = None

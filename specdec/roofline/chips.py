@@ -78,19 +78,8 @@ def _chip(
   # 2D pods wrap around only over a full axis of 16, 3D ones per cube of 4.
   wrap = {0: 1, 2: 16, 3: 4}[axes]
   rates = {"bfloat16": bfloat16, **flops}
-  return Chip(
-    name,
-    memory,
-    bandwidth,
-    rates,
-    link,
-    axes,
-    wrap,
-    _HOP,
-    8,
-    source,
-    inferred=inferred,
-  )
+  fields = name, memory, bandwidth, rates, link, axes, wrap, _HOP, 8, source
+  return Chip(*fields, inferred=inferred)
 
 
 # Pages: jax-ml.github.io/scaling-book/tpus and /gpus; cloud.google.com/tpu/docs

@@ -53,17 +53,6 @@ def pard(
   )
 
 
-def early_exit(exit_layer: int) -> DrafterCost:
-  """Returns the cost of drafting with the target's first layers and its head.
-
-  Raises:
-    ValueError: exit_layer < 1.
-  """
-  if exit_layer < 1:
-    raise ValueError(f"exit_layer = {exit_layer}; it must be >= 1")
-  return DrafterCost(exit_layer=exit_layer)
-
-
 def layer_skip(target: TransformerConfig, skip: Skip) -> DrafterCost:
   """Returns the cost of drafting with the target without some sublayers."""
   return DrafterCost(
@@ -134,10 +123,8 @@ def translated(
   if not moved:
     held += draft.width * (target_vocab - draft.vocab_size)
   read = held - (0 if draft.tied else shape.embedding)
-  size, kv = (
-    shape.weight_size or BYTES[draft.dtype],
-    BYTES[draft.kv or draft.dtype],
-  )
+  size = shape.weight_size or BYTES[draft.dtype]
+  kv = BYTES[draft.kv or draft.dtype]
   tables = (x for x in token_map if x is not None)
   return DrafterCost(
     weight_bytes=size * held + sum(x.nbytes for x in tables),
