@@ -82,10 +82,7 @@ class Bench:
   """Times ways of decoding the same prompts; see Decoder.for_timing."""
 
   def __init__(
-    self,
-    target: Target,
-    encoded: Sequence[Sequence[int]],
-    pilots: bool = False,
+    self, target: Target, encoded: Sequence[Sequence[int]], pilots: bool = False
   ):
     """Args:
     encoded: prompts.
@@ -176,10 +173,7 @@ def rule_of(setup: Setup, call: str) -> AcceptanceRule:
 
 
 def shapes_of(
-  setup: Setup,
-  size: int,
-  acceptance: dict[str, Sequence],
-  rules: Sequence[str],
+  setup: Setup, size: int, acceptance: dict[str, Sequence], rules: Sequence[str]
 ) -> list[Shape]:
   """Returns all shapes of `size` draft tokens with the rules right for each.
 

@@ -166,9 +166,7 @@ def _token_map(
 ) -> TokenMap:
   """Compares the tokenizers of two models, and says what they share."""
   common = common_tokens(
-    *map(checkpoints.load_tokenizer, (target, draft)),
-    target_size,
-    draft_size,
+    *map(checkpoints.load_tokenizer, (target, draft)), target_size, draft_size
   )
   terminal.report(f"{draft}: {common}", file=sys.stderr)
   return common.token_map

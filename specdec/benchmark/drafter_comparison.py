@@ -72,10 +72,7 @@ def _tree(size: int, depth: int) -> Shape:
 
 
 def points_of(
-  setups: Sequence[Setup],
-  target: Target,
-  ks: Sequence[int],
-  tree_size: int,
+  setups: Sequence[Setup], target: Target, ks: Sequence[int], tree_size: int
 ) -> list[Point]:
   """Returns what each drafter is measured with, at each temperature.
 

@@ -118,10 +118,7 @@ def _loss(model, params, tokens, lengths):
 
 
 def _decode_batch(
-  decoders: dict[int | str, Decoder],
-  batch: Batch,
-  turn: int,
-  comparable: bool,
+  decoders: dict[int | str, Decoder], batch: Batch, turn: int, comparable: bool
 ) -> dict:
   """Decodes a batch with every k and the baseline once; returns its line of
   JSON. Its number, `turn`, rotates who goes first."""

@@ -24,7 +24,7 @@ from specdec.benchmark.serving import ENGINES, serve
 from specdec.benchmark.settings import Settings
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET
-from specdec.checkpoints import Checkpoint, conversion, formats
+from specdec.checkpoints import conversion, formats
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.formats import blocks
@@ -85,12 +85,12 @@ def describe(
       head.check_levels(setup.levels)
   tree = None
   if setup.shape != "chain":
-    if calls.parse(setup.shape).name != "dynamic":
+    shape = calls.parse(setup.shape)
+    if shape.name != "dynamic":
       raise ValueError(
         f"shape = {setup.shape}: no engine here drafts such trees; chain goes "
         "to all of them, dynamic(SIZE, top=TOP) to SGLang and TensorRT-LLM"
       )
-    shape = calls.parse(setup.shape)
     bound = calls.bind(shape, catalog.SHAPES["dynamic"], {"k": setup.levels})
     bound.apply_defaults()
     tree = {name: bound.arguments[name] for name in ("size", "top")}
@@ -206,12 +206,12 @@ def write(
       checkpoints.check_vocabulary(*sizes, *tokenizers)
     elif handed.head is not None:
       learned = saved.load(saved.resolve(handed.arguments["file"]), target)
-      name = target_as or str(output / "target")
+      described = conversion.describe_target(setup.target, target.config)
+      described = described._replace(name=target_as or str(output / "target"))
       for engine in handover.served:
         path = folder / _folder(handed, engine, engines)
         layout = ENGINES[engine].layouts[handed.kind]
-        arguments = learned, setup, target, name, dtype
-        _write_head(path, engine, layout, *arguments)
+        _write_head(path, engine, layout, learned, described, dtype)
     for engine, served in handover.served.items():
       _write_json(folder / file_of(engine), served.config)
     document = _document(setup, handover, dtype, prices)
@@ -232,18 +232,12 @@ def _write_head(
   engine: str,
   layout: str,
   learned: saved.Learned,
-  setup: Setup,
-  target: Checkpoint,
-  name: str,
+  target: formats.Target,
   dtype: str,
 ) -> None:
   """Writes a head in the layout and by the names that an engine reads."""
-  head_config = learned.head_config
-  described = conversion.describe_target(setup.target, target.config)
-  described = described._replace(name=name)
-  formats.save(
-    folder, layout, head_config, learned.ids, learned.net, described, dtype
-  )
+  head_config, ids, net, *_ = learned
+  formats.save(folder, layout, head_config, ids, net, target, dtype)
   if layout == "eagle":  # SGLang has names of its own for the architectures
     ending = {"eagle": "Eagle", "eagle3": "Eagle3"}[head_config.kind]
     ending = ending if engine.startswith("sglang") else ""

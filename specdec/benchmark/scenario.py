@@ -6,11 +6,9 @@ Scenario.of("llama3-70b", "model(llama3-1b)", chips.get("v6e"), ways=8).pair
 import dataclasses
 import functools
 
-from specdec import checkpoints
 from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
-from specdec.benchmark.target import PRESET
-from specdec.checkpoints.fetch import fetch
+from specdec.benchmark.target import PRESET, config_of, source_of
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
 from specdec.roofline import drafter_cost, shapes
@@ -217,11 +215,8 @@ def _shape_of(
 
 def _config(name: str, weights: str) -> TransformerConfig:
   """Returns a model's config."""
-  bare, dtype = name.removeprefix(PRESET), _dtype(weights)
-  if bare in presets.names():
-    return presets.get(bare, dtype)
   try:
-    return checkpoints.inspect(fetch(name), dtype)
+    return config_of(source_of(name), _dtype(weights))
   except (OSError, ValueError) as error:
     raise ValueError(
       f"no model {name!r} ({error}); shapes: {choices(name, shapes.names())}"

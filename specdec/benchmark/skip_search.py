@@ -150,11 +150,7 @@ def _answers(skip: Skip, num_layers: int) -> dict[str, bool]:
 
 
 def open_study(
-  folder: Path,
-  num_layers: int,
-  ks: Sequence[int],
-  seed: int,
-  first: Skip,
+  folder: Path, num_layers: int, ks: Sequence[int], seed: int, first: Skip
 ):
   """Opens the Optuna study of a folder, with what it tried before; `first` is
   tried before all others."""

@@ -45,11 +45,7 @@ def pard(
   Arguments are those of `model`.
   """
   return dataclasses.replace(
-    model(draft, dtype),
-    steps=1,
-    drafts_all=True,
-    catch_up=0,
-    level_catch_up=1,
+    model(draft, dtype), steps=1, drafts_all=True, catch_up=0, level_catch_up=1
   )
 
 

@@ -54,9 +54,7 @@ def expected_tokens(paths: Sequence[Path], acceptance: Sequence) -> float:
 
 
 def best(
-  acceptance: Sequence,
-  pass_seconds: Mapping[int, float],
-  level_seconds: float,
+  acceptance: Sequence, pass_seconds: Mapping[int, float], level_seconds: float
 ) -> Choice:
   """Returns the tree with the most tokens per second, of any size and depth.
 

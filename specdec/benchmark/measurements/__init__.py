@@ -6,12 +6,7 @@ it.
 
 from collections.abc import Iterable
 
-from specdec.benchmark.measurements import (
-  drafters,
-  predictions,
-  rules,
-  speeds,
-)
+from specdec.benchmark.measurements import drafters, predictions, rules, speeds
 from specdec.benchmark.measurements.measurement import Measurement
 from specdec.utils.spelling import choices
 
