@@ -71,8 +71,7 @@ def _draft_of(
 ) -> tuple[Checkpoint, Model]:
   """Returns a draft model, loaded once."""
   check_kv(kv)
-  drafts = {} if target.drafts is None else target.drafts
-  key = held_name(name, weights, kv)
+  drafts, key = target.drafts, held_name(name, weights, kv)
   if key not in drafts:
     draft = _load_draft(name, target, weights)
     config = with_cache(draft.config, kv)
@@ -143,8 +142,7 @@ def translated(
     whole = lowering.weights(config, None)
     config, *parts = in_order(config, whole, token_map)
   else:
-    key = f"translated {held_name(name, weights)}"
-    drafts = {} if target.drafts is None else target.drafts
+    drafts, key = target.drafts, f"translated {held_name(name, weights)}"
     if key not in drafts:
       draft = checkpoints.load(source, target.dtype, weights=form)
       config, params, token_map = in_order(config, draft.params, token_map)

@@ -24,11 +24,11 @@ class Target(NamedTuple):
   dtype: str
   random_weights: bool
   seed: int
-  places: Places | None = None  # of target and drafter on a mesh
-  fingerprint: dict[str, str] | None = None  # what heads were trained for
-  identity: tuple = ()  # Setup.identity of whom it was loaded for
-  drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
-  abstract: bool = False  # weights are shapes; nothing is read or allocated
+  places: Places | None  # of target and drafter on a mesh
+  fingerprint: dict[str, str] | None  # what heads were trained for
+  identity: tuple  # Setup.identity of whom it was loaded for
+  drafts: dict[str, Checkpoint]  # draft models loaded before
+  abstract: bool  # weights are shapes; nothing is read or allocated
 
   @property
   def draft_place(self):

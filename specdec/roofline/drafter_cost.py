@@ -122,6 +122,7 @@ def translated(
   size = shape.weight_size or BYTES[draft.dtype]
   kv = BYTES[draft.kv or draft.dtype]
   tables = (x for x in token_map if x is not None)
+  full = [x for x in shape.layers if not x.window]
   return DrafterCost(
     weight_bytes=size * held + sum(x.nbytes for x in tables),
     row_bytes=_state_bytes(shape),
@@ -129,32 +130,17 @@ def translated(
     step=StepCost(
       bytes=size * read,
       flops=2 * read,
-      **_attention(shape, kv),
+      position_bytes=kv * sum(x.kv for x in full),
+      position_flops=2 * sum(x.score for x in full),
+      row_bytes=_state_bytes(shape),
+      windows=tuple(
+        (x.window, kv * x.kv, 2 * x.score) for x in shape.layers if x.window
+      ),
       logits=moved + target_vocab,
       layers=draft.num_layers,
     ),
     catch_up=3,
   )
-
-
-def _attention(shape: Shape, size: float) -> dict[str, object]:
-  """Returns the fields of StepCost that say what attention and recurrent
-  layers read.
-
-  Args:
-    size: bytes of a cached value.
-  """
-  full = [layer for layer in shape.layers if layer.window is None]
-  return {
-    "position_bytes": size * sum(layer.kv for layer in full),
-    "position_flops": 2 * sum(layer.score for layer in full),
-    "row_bytes": _state_bytes(shape),
-    "windows": tuple(
-      (layer.window, size * layer.kv, 2 * layer.score)
-      for layer in shape.layers
-      if layer.window is not None
-    ),
-  }
 
 
 def _state_bytes(shape: Shape) -> float:
