@@ -31,7 +31,7 @@ _SPEED_BENCH = (
   f"huggingface.co/datasets/nvidia/SPEED-Bench, whose questions {_PREPARE} "
   "completes"
 )
-_SOURCES = {  # by a part of a file's name
+SOURCES = {  # of prompts, by a part of a file's name
   "spec_bench": _SPEC_BENCH,
   "question": _SPEC_BENCH,
   "humaneval": "data/HumanEval.jsonl.gz of github.com/openai/human-eval",
@@ -75,7 +75,7 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   path = Path(path).expanduser()
   if not path.is_file():
     name = path.name.lower().replace("-", "_")
-    places = (place for part, place in _SOURCES.items() if part in name)
+    places = (place for part, place in SOURCES.items() if part in name)
     hint = next((f"; it may be {place}" for place in places), "")
     raise FileNotFoundError(f"prompt file {path} does not exist{hint}")
   prompts, broken = [], []

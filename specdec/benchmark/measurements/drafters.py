@@ -15,17 +15,15 @@ from specdec.benchmark.measurements.measurement import (
   TEXTS,
   Measurement,
 )
+from specdec.benchmark.prompts import SOURCES
 
 _MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
 _TEXTS_QUICK = "--limit=1 --max_new_tokens=12 --k=2"
 _TRAINED = "train it: docs/training.md"
 _SPEC_BENCH, _HUMANEVAL = "runs/spec_bench.jsonl", "runs/humaneval.jsonl"
 _DOWNLOADS = (
-  (
-    _SPEC_BENCH,
-    "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
-  ),
-  (_HUMANEVAL, "data/HumanEval.jsonl.gz of github.com/openai/human-eval"),
+  (_SPEC_BENCH, SOURCES["spec_bench"]),
+  (_HUMANEVAL, SOURCES["humaneval"]),
 )
 # Trained by configs/train/smollm2_drafter.py; `smollm2` is its EAGLE-3.
 _DSPARK = "runs/smollm2_dspark/best.safetensors"
