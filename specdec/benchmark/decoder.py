@@ -149,10 +149,8 @@ class Decoder:
       limit[i] = self.num_given(ids) + self.max_new_tokens
     prompt, length, source = text, size, None
     if self.has_encoder:
-      prompt, source = (
-        np.full_like(text[:, :1], self.start_token),
-        Source(text, size),
-      )
+      source = Source(text, size)
+      prompt = np.full_like(text[:, :1], self.start_token)
       length = np.ones_like(size)
     settings = self.settings(self.batch)
     return decode.Inputs(

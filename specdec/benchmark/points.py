@@ -44,35 +44,30 @@ def time_passes(
   """
   checkpoint, timers = target.checkpoint, []
   usual = context + setup.max_new_tokens
-  shapes, sizes = zip(
-    *(
-      ((setup.batch, tokens, context), size)
-      for tokens in passes
-      for size in slots or (usual + tokens,)
-    )
-  )
+  shapes = [
+    (setup.batch, tokens, context, size)
+    for tokens in passes
+    for size in slots or (usual + tokens,)
+  ]
   place = target.places and target.places.target
   caches = sum(
     memory_plan.cache_bytes(checkpoint.config, setup.batch, size, place)
-    for size in sizes
+    for *_, size in shapes
   )
   memory_plan.check(memory_plan.Plan({"KV caches of passes": caches}), place)
-  for shape, size in zip(shapes, sizes):
+  for shape in shapes:
     with terminal.progress(f"compiling a pass of {shape[0]} x {shape[1]}"):
-      timers.append(
-        timing.pass_timer(target.model, checkpoint.params, *shape, size)
-      )
+      timers.append(timing.pass_timer(target.model, checkpoint.params, *shape))
   with terminal.progress(f"timing {len(passes)} passes of batch {setup.batch}"):
     turns = timing.time_passes(timers, checkpoint.params, repeats)
   entries = []
-  for shape, held, row in zip(shapes, sizes, turns.seconds):
-    size, arithmetic = pass_bound(checkpoint.config, *shape)
+  for shape, row in zip(shapes, turns.seconds):
+    size, arithmetic = pass_bound(checkpoint.config, *shape[:3])
     seconds = timing.timing(row)
     first = metrics.geometric_mean(row / turns.seconds[0])
     share = metrics.geometric_mean(size / (turns.rates * row))
     entry = {
-      **dict(zip(("batch", "tokens", "context"), shape)),
-      "slots": held,
+      **dict(zip(("batch", "tokens", "context", "slots"), shape)),
       "seconds": dataclasses.asdict(seconds),
       "bytes": size,
       "bytes_per_second": size / seconds.median,
