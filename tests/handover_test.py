@@ -237,8 +237,7 @@ def handed(place, name="model", **settings):
     str(place / "target"),
     **{"drafter": drafter_of(place, name), "k": 3} | settings,
   )
-  config = handover.target_of(setup)
-  return handover.describe(setup, config, "LlamaForCausalLM")
+  return handover.describe(setup)
 
 
 def serve(place, engine, name="model", schedule=None, **settings):

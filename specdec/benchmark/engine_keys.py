@@ -28,7 +28,6 @@ class Handed(NamedTuple):
   lossless: bool
   temperature: float
   num_layers: int  # of the target
-  architecture: str  # of the target
 
 
 class Served(NamedTuple):

@@ -21,7 +21,6 @@ from specdec.benchmark import catalog
 from specdec.benchmark.engine_keys import Handed, Place, Served
 from specdec.benchmark.schedules import Prices
 from specdec.benchmark.serving import ENGINES, serve
-from specdec.benchmark.settings import Settings
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET
 from specdec.checkpoints import conversion, formats
@@ -36,16 +35,10 @@ from specdec.utils.spelling import naming
 NAME = "handover.json"
 
 
-def describe(
-  setup: Settings, target: TransformerConfig, architecture: str
-) -> Handed:
+def describe(setup: Setup) -> Handed:
   """Returns a Setup as engines see it; reads configs, no weights, and refuses
-  what no engine here serves.
-
-  Args:
-    target: the config of the target's model.
-    architecture: its name in config.json.
-  """
+  what no engine here serves."""
+  target = target_of(setup)
   if target.encoder_layers:
     raise ValueError(
       f"{setup.target} is an encoder-decoder; the engines here serve decoders"
@@ -105,7 +98,6 @@ def describe(
     setup.make_rule().lossless,
     setup.temperature,
     target.num_layers,
-    architecture,
   )
 
 

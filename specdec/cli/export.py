@@ -20,7 +20,6 @@ from pathlib import Path
 from specdec.benchmark import handover, schedules
 from specdec.benchmark.serving import ENGINES
 from specdec.benchmark.setup import Setup
-from specdec.checkpoints import conversion
 from specdec.cli import app, roofline_flags, setup_flags
 from specdec.cli.app import Options
 from specdec.utils import remote
@@ -103,9 +102,7 @@ def prices_of(options: Options, setup: Setup) -> schedules.Prices | None:
 
 def export(options: Options) -> None:
   setup, output = check(options)
-  config = handover.target_of(setup)
-  described = conversion.describe_target(setup.target, config)
-  handed = handover.describe(setup, config, described.architectures[0])
+  handed = handover.describe(setup)
   prices, schedule = prices_of(options, setup), None
   if prices is not None:
     weights = "float32" if options.dtype == "float32" else "bfloat16"
