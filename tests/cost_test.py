@@ -176,6 +176,16 @@ def test_quantised_weights_move_less_and_keep_their_math():
   assert reads[0].seconds == reads[1].seconds
 
 
+def test_eight_bit_keys_move_less_and_keep_the_math():
+  wide = Deployment(LLAMA, V5E)
+  byte = dataclasses.replace(wide, kv="int8")
+  assert byte.cache_bytes(1, 100) == wide.cache_bytes(1, 100) / 2
+  # 256 tokens at a long context are arithmetic, one is memory.
+  for tokens, ratio in ((1, 2), (256, 1)):
+    reads = [term(x.cost(1, tokens, 4096), "KV read") for x in (wide, byte)]
+    assert reads[0].seconds == pytest.approx(ratio * reads[1].seconds, rel=0.02)
+
+
 def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
   shape = shapes.get("t5-xxl")
   alone, with_source = (
@@ -184,6 +194,11 @@ def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
   more = with_source.cost(2, 1, 64).bytes - alone.cost(2, 1, 64).bytes
   assert more == 2 * 512 * 24 * 2 * 4096 * 2 / 8
   assert with_source.cache_bytes(2, 64) - alone.cache_bytes(2, 64) == more
+  byte, less = (
+    dataclasses.replace(x, kv="int8").cache_bytes(2, 64)
+    for x in (with_source, alone)
+  )
+  assert byte - less == more  # a source is not in eight bits
   one = chips.all_reduce(chips.get("v4"), 8, 2 * 4096 * 2)
   few = chips.all_reduce(chips.get("v4"), 8, 4 * 2)
   sent = (3 * 24 + 1) * one.size + DRAW * few.size

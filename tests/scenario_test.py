@@ -2,11 +2,14 @@
 
 import dataclasses
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
 from specdec import checkpoints
+from specdec.benchmark import deployments
 from specdec.benchmark.scenario import Scenario
+from specdec.benchmark.setup import Setup
 from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads.cost import drafter_cost as head_cost
@@ -113,6 +116,27 @@ THRESHOLD = "layer_skip(attention=[1], threshold=0.5)"
 def test_what_cannot_be_priced_is_refused(target, drafter, sentence):
   with pytest.raises(ValueError, match=sentence):
     Scenario.of(target, drafter, CHIP).pair  # noqa: B018
+
+
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    "layer_skip(shipped)",
+    "layer_skip(mlp=[1,3],attention=[1,3,4,5])",
+    "lookup(k=2) | layer_skip(shipped)",
+  ],
+)
+def test_a_calibration_names_layers_that_are_skipped(drafter):
+  layers = "layer_skip(attention=[1, 3, 4, 5], mlp=[1, 3])"
+  rest, _, _ = drafter.partition("layer_skip")
+  setting = deployments.setting_of(Setup("stdlib-11m", drafter))
+  assert setting == f"stdlib-11m, {rest}{layers}, coupled, greedy"
+  other = setting.replace("mlp=[1", "mlp=[0")
+  calibration = SimpleNamespace(overhead=dict.fromkeys((other, setting)))
+  scenario = dataclasses.replace(
+    shipped_target(drafter), calibration=calibration
+  )
+  assert scenario.setting == setting
 
 
 def test_settings_without_effect_are_refused():

@@ -330,6 +330,11 @@ def parse(sweep):
   [
     ("points", [], "has no points, a list of dicts"),
     ("points", [{"k": 1}, {"k": 1}], "twice"),
+    (
+      "points",
+      [{"temperature": 1, "top_p": x} for x in (1, 1.0)],
+      "twice",
+    ),
     ("points", [{"kk": 0}], "points[0] sets 'kk'; did you mean k"),
     ("points", [{"temperature": "hot"}], "points[0]: temperature = 'hot'; it"),
     ("points", [{"k": 1, "shape": "chains(2)"}], "calibration is of chains"),

@@ -41,28 +41,27 @@ def setting_of(setup: Setup) -> str:
   )
   sampled = "sampled" if setup.temperature else "greedy"
   rule = calls_name([calls.parse(setup.acceptance)])
-  return (
-    f"{_target_name(setup)}, {_drafter_name(setup)}, {rule}, {sampled}{filters}"
-  )
-
-
-def _drafter_name(setup: Setup) -> str:
-  """Returns the drafter's call, layers to skip by numbers instead of a file."""
-  call = setup.call_of("layer_skip")
-  if call is None:
-    return calls_name(setup.drafter_calls)
-  layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
-  return str(call._replace(args=(), kwargs=layers))
+  drafter = calls_name(setup.drafter_calls)
+  return f"{_target_name(setup)}, {drafter}, {rule}, {sampled}{filters}"
 
 
 def calls_name(given: Sequence[calls.Call]) -> str:
-  """Returns calls with | between them, each of a user's file with a checksum:
-  rounds of one that was edited are timed anew."""
+  """Returns calls with | between them, as a calibration names them.
+
+  One of a user's file has a checksum: rounds of one that was edited are timed
+  anew. Layers to skip are numbers, whatever file they were read from.
+  """
   names = []
   for call in given:
     file = Path(call.place or "").expanduser()
-    checksum = zlib.crc32(file.read_bytes()) if file.is_file() else None
-    names.append(str(call) if checksum is None else f"{call} {checksum:08x}")
+    if file.is_file():
+      names.append(f"{call} {zlib.crc32(file.read_bytes()):08x}")
+    elif call.place is None and call.name == "layer_skip":
+      layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
+      kwargs = layers | call.kwargs | layers  # in one order
+      names.append(str(call._replace(args=(), kwargs=kwargs)))
+    else:
+      names.append(str(call))
   return " | ".join(names)
 
 
@@ -129,7 +128,7 @@ def passes_of(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
     deployment = dataclasses.replace(ours.deployment, stop=layer)
   else:
     skip = skip_of(call)
-    name, options = f"{name}, {_drafter_name(setup)}", {"skip": skip}
+    name, options = f"{name}, {calls_name([call])}", {"skip": skip}
     shape = shapes.of_config(config, skip=skip)
     deployment = dataclasses.replace(ours.deployment, shape=shape)
   apply = functools.partial(model.apply, **options)

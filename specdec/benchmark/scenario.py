@@ -151,7 +151,8 @@ class Scenario:
     elif _is(self.drafter_calls[-1], "early_exit"):
       name = f"{self.target}, first {cost.exit_layer} layers"
     elif _is(self.drafter_calls[-1], "layer_skip"):
-      name = f"{self.target}, {self.drafter}"
+      call = self.drafter_calls[-1]
+      name = f"{self.target}, {deployments.calls_name([call])}"
     if calibration is not None and name is not None:  # its passes were timed
       draft = calibration.place(name, draft)
     if self.setting is None:

@@ -181,7 +181,7 @@ class Settings:
     most = 2**32 if name == "seed" else 2**31
     if type(value) is int and not -(2**31) <= value < most:
       raise ValueError(f"{name} = {value}; it must be in -2**31..{most - 1}")
-    if field.type is float:  # 1 and 1.0 are one setting
+    if kind is float:  # 1 and 1.0 are one setting
       object.__setattr__(self, name, float(value))
 
   def _check_sampling(self) -> None:

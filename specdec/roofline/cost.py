@@ -189,6 +189,14 @@ class Deployment:
     return self.shape.kv or self.kv
 
   @property
+  def score_type(self) -> str:
+    """Dtype of attention's factors, to which eight-bit integers are converted.
+
+    Keys and values of a source are held in it.
+    """
+    return "bfloat16" if self.kv == "int8" else self.kv
+
+  @property
   def weight_size(self) -> float:
     """Bytes of a weight."""
     return self.shape.weight_size or BYTES[self.weights]
@@ -226,7 +234,7 @@ class Deployment:
   def _position_bytes(self, layer: shapes.Layer, positions: float) -> float:
     """Returns bytes per chip of so many cached positions, and of the source's
     of cross-attention, which are never in eight bits."""
-    source = self.source * layer.source_kv * BYTES[self.kv]
+    source = self.source * layer.source_kv * BYTES[self.score_type]
     source /= layer.key_ways(self.ways)
     return positions * self._kv_bytes(layer) + source
 
@@ -347,7 +355,8 @@ class Deployment:
     chip, efficiency = self.chip, self.efficiency
     overhead = efficiency.overhead + layers * efficiency.layer_overhead
     parts = [*parts, Term("overhead", seconds=overhead)]
-    kinds = self.dtype, self.kv if self.kv in chip.flops else "bfloat16"
+    scores = self.score_type if self.score_type in chip.flops else "bfloat16"
+    kinds = self.dtype, scores
     peak, kv_peak = (efficiency.flops * chip.rate(kind) for kind in kinds)
     products = ("weights", "experts", "projection")
     read = sum(term.bytes for term in parts if term.name in products)
