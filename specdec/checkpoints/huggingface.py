@@ -157,8 +157,8 @@ class Weights:
 
   def __init__(self, directory: Path):
     self.source = str(directory)
-    self._files = {}
-    self._paths, self._mapped = {}, {}
+    self._files, self._paths = {}, {}
+    self._mapped = functools.cache(float8.Mapped)
     for path in shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
@@ -176,14 +176,12 @@ class Weights:
     self._scales = {}  # of matrices in float8: name -> that of its scales
     self._mxfp4 = set()  # names of matrices, as _stacked has them
     scheme = content.get(compressed.KEY)
-    if float8.applies(scheme):
-      with naming(self.source):
+    with naming(self.source):
+      if float8.applies(scheme):
         self.shapes, self._scales = float8.logical(shapes)
-    elif mxfp4.applies(scheme):
-      with naming(self.source):
+      elif mxfp4.applies(scheme):
         self.shapes, self._mxfp4 = mxfp4.logical(shapes)
-    elif scheme:
-      with naming(self.source):
+      elif scheme:
         self.shapes, self.formats = compressed.logical(shapes, scheme)
     self._parts = {}  # name -> the matrix that holds it, and its rows there
     self._stacked = {}  # name -> stored_names.Stacked
@@ -195,23 +193,11 @@ class Weights:
 
     Raises ValueError where they have other sizes.
     """
-    for whole, parts in stored_names.fused(config).items():
-      if whole not in self.shapes:
-        raise ValueError(f"{self.source} lacks {whole}")
-      rows, *rest = self.shapes.pop(whole)
-      total = sum(len(part.rows) for part in parts)
-      if rows != total:
-        raise ValueError(
-          f"{whole} in {self.source} has {rows} rows; the config requires "
-          f"{total}"
-        )
-      form = self.formats.pop(whole, None)
-      for tensor, part_rows in parts:
-        [name] = tensor.hugging_face
-        self.shapes[name] = (len(part_rows), *rest)
-        self._parts[name] = whole, part_rows
-        if form is not None:
-          self.formats[name] = form
+    with naming(self.source):
+      self._parts = stored_names.split(self.shapes, config, self.source)
+    for name, (whole, _) in self._parts.items():
+      if whole in self.formats:
+        self.formats[name] = self.formats[whole]
     self._stacked = stored_names.stacked(config)
     wholes = {x.whole: self.shapes.get(x.whole) for x in self._stacked.values()}
     for name, (whole, columns) in self._stacked.items():
@@ -231,19 +217,14 @@ class Weights:
   ) -> Quantized:
     """Returns a matrix of `formats` as it is stored, its scales as float32."""
     del tensor
-    if name in self._parts:
-      whole, rows = self._parts[name]
-      kind = self.formats[name].kind
-      return jax.tree.map(lambda x: x[rows], self._integers(whole, kind))
-    return self._integers(name, self.formats[name].kind)
-
-  def _integers(self, name: str, kind: str) -> Quantized:
-    if kind == "int4":
-      values = compressed.unpack(self._whole(name + compressed.PACKED, "I32"))
+    whole, rows = self._parts.get(name, (name, slice(None)))
+    if self.formats[name].kind == "int4":
+      packed = self._slice(whole + compressed.PACKED, "I32")
+      values = compressed.unpack(packed[:])
     else:
-      values = self._whole(name, "I8")
-    scale = self._whole(f"{name}_scale", *_FLOATS).astype(np.float32)
-    return Quantized(values, scale)
+      values = self._slice(whole, "I8")[:]
+    scale = self._slice(f"{whole}_scale", *_FLOATS)[:].astype(np.float32)
+    return Quantized(values[rows], scale[rows])
 
   def _slice(self, name: str, *accepted: str):
     """Returns a tensor that is read when it is indexed."""
@@ -260,13 +241,7 @@ class Weights:
   def _float8(self, name: str) -> np.ndarray:
     self._slice(name, float8.STORED)
     stored = self._stored[name]
-    path = self._paths[stored]
-    if path not in self._mapped:
-      self._mapped[path] = float8.Mapped(path)
-    return self._mapped[path].tensor(stored)
-
-  def _whole(self, name: str, *accepted: str) -> np.ndarray:
-    return self._slice(name, *accepted)[:]
+    return self._mapped(self._paths[stored]).tensor(stored)
 
   def read(
     self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
@@ -312,7 +287,7 @@ class Weights:
   def _stored_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Reads a slice of a tensor of the file, of float8 times its scales."""
     if name in self._scales:
-      scale = self._whole(self._scales[name], *_FLOATS)
+      scale = self._slice(self._scales[name], *_FLOATS)[:]
       return float8.dequantize(self._float8(name), scale, index)
     return self._slice(name, *_FLOATS)[index]
 

@@ -1,7 +1,7 @@
 """Where files hold the tensors of names.py: under other names, or in one."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,38 @@ def fused(config: TransformerConfig) -> dict[str, list[Part]]:
       tensors = [ours.get(prefix + part) for part in parts]
       if None not in tensors:
         held[prefix + whole] = _in_groups(groups, tensors)
+  return held
+
+
+def split(
+  shapes: dict[str, tuple[int, ...]],
+  config: TransformerConfig,
+  source: str,
+  rename: Callable[[str], str] = str,
+) -> dict[str, tuple[str, np.ndarray]]:
+  """Replaces, in `shapes`, matrices that hold several by these.
+
+  Args:
+    rename: converts names of `config` to those of the file.
+
+  Returns:
+    Name -> the matrix that holds it, and its rows there.
+
+  Raises:
+    ValueError: a matrix is absent or has other rows.
+  """
+  held = {}
+  for whole, parts in fused(config).items():
+    whole, total = rename(whole), sum(len(part.rows) for part in parts)
+    if whole not in shapes:
+      raise ValueError(f"{source} lacks {whole}")
+    rows, *rest = shapes.pop(whole)
+    if rows != total:
+      raise ValueError(f"{whole} has {rows} rows; the config requires {total}")
+    for tensor, part_rows in parts:
+      name = rename(tensor.hugging_face[0])
+      shapes[name] = len(part_rows), *rest
+      held[name] = whole, part_rows
   return held
 
 

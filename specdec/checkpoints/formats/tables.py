@@ -5,9 +5,8 @@ orientation, [out, in], under names of its own, so one table a kind serves all.
 """
 
 import dataclasses
-import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -60,28 +59,12 @@ def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
   Raises:
     ValueError: a matrix of several, or an expert, is absent or misshapen.
   """
-  shapes, readers = dict(files.shapes), {}
+  shapes, stacks = dict(files.shapes), {}
 
   def name_in_file(name: str) -> str:
     return prefix + name.removeprefix("model.layers.0.")
 
-  def cut(whole: str, rows: np.ndarray) -> np.ndarray:
-    return files.read(whole)[rows]
-
-  def stack(each: Sequence[str]) -> np.ndarray:
-    return np.stack([files.read(x) for x in each])
-
-  for name, parts in stored_names.fused(config).items():
-    whole, total = name_in_file(name), sum(len(part.rows) for part in parts)
-    if whole not in shapes:
-      raise ValueError(f"{files.source} lacks {whole}")
-    rows, *rest = shapes.pop(whole)
-    if rows != total:
-      raise ValueError(f"{whole} has {rows} rows; the config requires {total}")
-    for tensor, places in parts:
-      part = name_in_file(tensor.hugging_face[0])
-      shapes[part] = len(places), *rest
-      readers[part] = functools.partial(cut, whole, places)
+  cuts = stored_names.split(shapes, config, files.source, name_in_file)
   for tensor in names.tensors(config):
     each = [name_in_file(x) for x in tensor.hugging_face]
     if len(each) == 1:
@@ -93,10 +76,13 @@ def taken_apart(files: Files, config: TransformerConfig, prefix: str) -> Files:
     )
     name = name_in_file(stack_name(tensor))
     shapes[name] = tensor.shape
-    readers[name] = functools.partial(stack, each)
+    stacks[name] = each
 
   def read(name: str) -> np.ndarray:
-    return readers[name]() if name in readers else files.read(name)
+    if name in stacks:
+      return np.stack([files.read(x) for x in stacks[name]])
+    whole, rows = cuts.get(name, (name, slice(None)))
+    return files.read(whole)[rows]
 
   return files._replace(shapes=shapes, read=read)
 
