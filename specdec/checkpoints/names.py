@@ -5,7 +5,7 @@ tables here map their paths. A new model family adds rows to a table.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from specdec.models import params
@@ -26,6 +26,16 @@ class Tensor(NamedTuple):
   gguf_offset: float  # added in GGUF files: 1 where they hold 1 + scale
 
 
+def _projections(
+  ours: str, hugging_face: str, gguf_end: str = ""
+) -> dict[str, tuple[str, str]]:
+  """Returns the names of the three matrices of an MLP, as the tables do."""
+  return {
+    f"{ours}/{name}": (f"{hugging_face}.{name}_proj", f"ffn_{name}{gguf_end}")
+    for name in ("gate", "up", "down")
+  }
+
+
 # Name in the parameter tree -> names in Hugging Face and GGUF files, which add
 # '.weight' or '.bias'. '{}' stands for an expert in Hugging Face, with a tensor
 # for each; the tree and GGUF files stack them along a first axis.
@@ -34,6 +44,7 @@ _OUTSIDE_LAYERS = {
   "final_norm": ("model.norm", "output_norm"),
   "head": ("lm_head", "output"),
 }
+_DENSE = _projections("mlp", "mlp")
 # By name below a layer.
 _IN_LAYER = {
   "attention_norm": ("input_layernorm", "attn_norm"),
@@ -45,12 +56,8 @@ _IN_LAYER = {
   "attention/gate": ("self_attn.gate_proj", "attn_gate"),
   "attention/o": ("self_attn.o_proj", "attn_output"),
   "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
-  "mlp/gate": ("mlp.gate_proj", "ffn_gate"),
-  "mlp/up": ("mlp.up_proj", "ffn_up"),
-  "mlp/down": ("mlp.down_proj", "ffn_down"),
-  "shared/gate": ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-  "shared/up": ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-  "shared/down": ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+  **_DENSE,
+  **_projections("shared", "mlp.shared_expert", "_shexp"),
   "shared_gate": ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 }
 # Whole paths and names of recurrent layers, below 'linear_attn' (Qwen3-Next) or
@@ -75,11 +82,7 @@ _RECURRENT = {
   "recurrent/o/weight": "out_proj.weight",
 }
 RECURRENT = {GATED_DELTA: "linear_attn", MAMBA2: "mamba"}
-_FEED_FORWARD = {
-  f"mlp/{name}": (f"feed_forward.{name}_proj", f"ffn_{name}")
-  for name in ("gate", "up", "down")
-}
-_DENSE = {name: x for name, x in _IN_LAYER.items() if name.startswith("mlp/")}
+_FEED_FORWARD = _projections("mlp", "feed_forward")
 _BAMBA = _FEED_FORWARD | {
   "final_norm": ("model.final_layernorm", "output_norm"),
   "mlp_norm": ("pre_ff_layernorm", "ffn_norm"),
@@ -91,27 +94,19 @@ _POST_NORMS = {
   "mlp_norm": ("pre_feedforward_layernorm", "ffn_norm"),
   "mlp_post_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
 }
-
-
-def _mixture(
-  router: str,
-  expert: str,
-  matrices: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
-) -> dict[str, tuple[str, str]]:
-  """Returns the names of a router and of the matrices of experts."""
-  return {"mlp/router": (router, "ffn_gate_inp")} | {
-    f"mlp/{ours}": (f"{expert}.{theirs}", f"ffn_{ours}_exps")
-    for ours, theirs in zip(("gate", "up", "down"), matrices, strict=True)
-  }
-
-
-_MIXTRAL = _mixture(
-  "block_sparse_moe.gate", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")
-)
-_QWEN3_MOE = _mixture("mlp.gate", "mlp.experts.{}")
-_DEEPSEEK = _QWEN3_MOE | {
-  f"shared/{name}": (f"mlp.shared_experts.{name}_proj", f"ffn_{name}_shexp")
-  for name in ("gate", "up", "down")
+_MIXTRAL = {
+  "mlp/router": ("block_sparse_moe.gate", "ffn_gate_inp"),
+  "mlp/gate": ("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
+  "mlp/up": ("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),
+  "mlp/down": ("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
+}
+_QWEN3_MOE = {
+  "mlp/router": ("mlp.gate", "ffn_gate_inp"),
+  **_projections("mlp", "mlp.experts.{}", "_exps"),
+}
+_DEEPSEEK = {
+  **_QWEN3_MOE,
+  **_projections("shared", "mlp.shared_experts", "_shexp"),
 }
 # Of latent attention. Files hold the maps to keys and to values as one
 # (stored_names.py).
@@ -125,13 +120,14 @@ _LATENT = {
 }
 # Files stack the experts of these, and hold gates and ups as one
 # (stored_names.py).
-_GPT_OSS = _mixture("mlp.router", "mlp.experts")
-_LLAMA4 = _mixture("feed_forward.router", "feed_forward.experts") | {
-  f"shared/{name}": (
-    f"feed_forward.shared_expert.{name}_proj",
-    f"ffn_{name}_shexp",
-  )
-  for name in ("gate", "up", "down")
+_GPT_OSS = {
+  "mlp/router": ("mlp.router", "ffn_gate_inp"),
+  **_projections("mlp", "mlp.experts", "_exps"),
+}
+_LLAMA4 = {
+  "mlp/router": ("feed_forward.router", "ffn_gate_inp"),
+  **_projections("mlp", "feed_forward.experts", "_exps"),
+  **_projections("shared", "feed_forward.shared_expert", "_shexp"),
 }
 # Parameters whose names in files have no '.weight' or '.bias'.
 _WHOLE = {
