@@ -13,9 +13,8 @@ import numpy as np
 
 METHOD, STORED = "mxfp4", "U8"
 BLOCKS, SCALES = "_blocks", "_scales"
-# Of 4 bits: a sign, two of an exponent and one of a mantissa.
-_POSITIVE = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-_NUMBERS = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], ml_dtypes.bfloat16)
+_NUMBERS = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn)
+_NUMBERS = _NUMBERS.astype(ml_dtypes.bfloat16)
 
 
 def applies(scheme: Any) -> bool:
@@ -50,7 +49,6 @@ def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     scales: [..., in / 32] bytes.
   """
   numbers = np.stack([_NUMBERS[blocks & 15], _NUMBERS[blocks >> 4]], axis=-1)
-  numbers = numbers.reshape(*blocks.shape[:-1], 32)
-  scale = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-  numbers *= scale.astype(ml_dtypes.bfloat16)[..., None]
+  scale = scales.view(ml_dtypes.float8_e8m0fnu).astype(ml_dtypes.bfloat16)
+  numbers *= scale[..., None, None]
   return numbers.reshape(*blocks.shape[:-2], -1)
