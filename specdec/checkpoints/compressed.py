@@ -30,8 +30,7 @@ def check(config: Mapping[str, Any], source: str) -> None:
     return
   scheme = scheme if isinstance(scheme, dict) else {}
   what, method = f"{source} is quantised by", scheme.get("quant_method")
-  methods = METHOD, FP8
-  check_choice(what, method, methods, "; accepted")
+  check_choice(what, method, (METHOD, FP8), "; accepted")
   form, forms = scheme.get("format"), (*_BITS, FLOAT8)
   check_choice(f"{source} has weights in", form, forms, "; accepted")
   for group, weights in groups(scheme, source):
@@ -39,19 +38,28 @@ def check(config: Mapping[str, Any], source: str) -> None:
       raise ValueError(
         f"{source} quantises input_activations; accepted: weights alone"
       )
-    for name, accepted in (
-      ("type", ("int", None)),
-      ("num_bits", (_BITS[form],)),
-      ("symmetric", (True, None)),
-      ("dynamic", (False, None)),
-      ("strategy", ("channel", "group")),
-      ("actorder", (None, False, "weight", "static")),
-    ):
-      if weights.get(name) not in accepted:
-        raise ValueError(
-          f"{source} has {name} = {weights.get(name)!r:.60} in {KEY}; "
-          f"accepted: {accepted[0]!r}"
-        )
+    check_options(
+      weights,
+      f"{source} is quantised and",
+      type=("int", None),
+      num_bits=(_BITS[form],),
+      symmetric=(True, None),
+      dynamic=(False, None),
+      strategy=("channel", "group"),
+      actorder=(None, False, "weight", "static"),
+    )
+
+
+def check_options(
+  found: Mapping[str, Any], what: str, **options: tuple
+) -> None:
+  """Raises ValueError where an option has none of the values given for it."""
+  for name, accepted in options.items():
+    if found.get(name) not in accepted:
+      raise ValueError(
+        f"{what} has {name} = {found.get(name)!r:.60}; accepted: "
+        f"{' or '.join(repr(x) for x in accepted if x is not None)}"
+      )
 
 
 def groups(

@@ -30,28 +30,20 @@ def applies(scheme: Any) -> bool:
   return method == compressed.FP8 or form == compressed.FLOAT8
 
 
-def _accept(found: Mapping[str, Any], what: str, **options: tuple) -> None:
-  for name, accepted in options.items():
-    if found.get(name) not in accepted:
-      raise ValueError(
-        f"{what} has {name} = {found.get(name)!r:.60}; accepted: "
-        f"{' or '.join(repr(x) for x in accepted if x is not None)}"
-      )
-
-
 def check(scheme: Mapping[str, Any], source: str) -> None:
   """Raises ValueError where a quantization_config asks for something else."""
   what = f"{source} is quantised in float8 and"
   square = ([_BLOCK, _BLOCK],)
   if scheme.get("quant_method") == compressed.FP8:
-    _accept(scheme, what, weight_block_size=square, fmt=("e4m3", None))
+    options = {"weight_block_size": square, "fmt": ("e4m3", None)}
+    compressed.check_options(scheme, what, **options)
     return
   method = scheme.get("quant_method")
   known = compressed.METHOD, compressed.FP8
   check_choice(f"{source} is quantised by", method, known, "; accepted")
   for _, weights in compressed.groups(scheme, source):
     strategy = weights.get("strategy")
-    _accept(
+    compressed.check_options(
       weights,
       what,
       type=("float",),
