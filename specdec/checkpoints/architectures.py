@@ -127,6 +127,12 @@ _GEMMA_ABSENT = {
   "sliding_window": 4096,
 }
 _EXPERTS = {"experts_per_token": "num_experts_per_tok"}
+_QWEN_EXPERTS = _EXPERTS | {
+  "num_experts": "num_experts",
+  "normalize_experts": "norm_topk_prob",
+  "mlp_width": "moe_intermediate_size",
+}
+_ALL_SPARSE = {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)}
 
 # Architectures that also see images -> that of their text_config, and the
 # keys that may be missing in it.
@@ -236,12 +242,7 @@ ARCHITECTURES = {
     "qwen3_moe",
     _all,
     implied={"qk_norm": True},
-    keys=_EXPERTS
-    | {
-      "num_experts": "num_experts",
-      "normalize_experts": "norm_topk_prob",
-      "mlp_width": "moe_intermediate_size",
-    },
+    keys=_QWEN_EXPERTS,
     absent=_QWEN
     | {
       "num_key_value_heads": 4,
@@ -250,7 +251,7 @@ ARCHITECTURES = {
       "norm_topk_prob": False,
       "moe_intermediate_size": 768,
     },
-    only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+    only=_SILU | _ALL_SPARSE,
   ),
   "GptOssForCausalLM": Architecture(
     "gpt_oss",
@@ -326,11 +327,9 @@ ARCHITECTURES = {
   "DeepseekV3ForCausalLM": Architecture(
     "deepseek_v3",
     lambda *_: False,
-    keys=_EXPERTS
+    keys=_QWEN_EXPERTS
     | {
       "num_experts": "n_routed_experts",
-      "normalize_experts": "norm_topk_prob",
-      "mlp_width": "moe_intermediate_size",
       "rope_interleaved": "rope_interleave",
     },
     absent={
@@ -367,13 +366,7 @@ ARCHITECTURES = {
       "attention_gate": True,
       "shared_gate": True,
     },
-    keys=_EXPERTS
-    | {
-      "num_experts": "num_experts",
-      "normalize_experts": "norm_topk_prob",
-      "mlp_width": "moe_intermediate_size",
-      "shared_width": "shared_expert_intermediate_size",
-    },
+    keys=_QWEN_EXPERTS | {"shared_width": "shared_expert_intermediate_size"},
     absent={
       "num_key_value_heads": 2,
       "head_dim": 256,
@@ -390,7 +383,7 @@ ARCHITECTURES = {
       "linear_value_head_dim": 128,
       "linear_conv_kernel_dim": 4,
     },
-    only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+    only=_SILU | _ALL_SPARSE,
     recurrence=GATED_DELTA,
     fuses=True,
   ),
