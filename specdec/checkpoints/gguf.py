@@ -7,7 +7,7 @@ query and key rows stays inside this module.
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,17 +41,11 @@ _PERMUTED = "llama", "smollm3"  # whose rows of queries and keys are reordered
 _PATTERN = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 
 
-class _Kept(NamedTuple):
-  """A type of blocks of 32 weights: a float16 scale, an offset, integers."""
-
-  form: WeightFormat
-  size: int  # bytes of a block
-
-
+# Types whose blocks are a float16 scale, in the last an offset, and integers.
 _KEPT = {
-  "Q8_0": _Kept(WeightFormat("int8", 32), 34),
-  "Q4_0": _Kept(WeightFormat("int4", 32), 18),
-  "Q4_1": _Kept(WeightFormat("uint4", 32), 20),
+  "Q8_0": WeightFormat("int8", 32),
+  "Q4_0": WeightFormat("int4", 32),
+  "Q4_1": WeightFormat("uint4", 32),
 }
 # Far above any real file, and still few enough to loop over.
 _MAX_TENSORS, _MAX_STRINGS = 2**17, 2**24
@@ -111,7 +105,7 @@ class Weights:
     # Its value begins the model's other keys.
     self.architecture = self.get("general.architecture")
     self.formats = {  # of matrices that can be held as they are stored
-      name: _KEPT[tensor.tensor_type.name].form
+      name: _KEPT[tensor.tensor_type.name]
       for name, tensor in self._tensors.items()
       if tensor.tensor_type.name in _KEPT and len(tensor.shape) == 2
     }
@@ -143,24 +137,22 @@ class Weights:
 
   def integers(self, name: str, spec: Tensor) -> Quantized:
     """Returns a matrix of `formats` as it is stored, its scales as float32."""
-    tensor = self._tensors[name]
-    kept = _KEPT[tensor.tensor_type.name]
-    rows = self.shapes[name][0]
-    raw = np.ascontiguousarray(tensor.data).view(np.uint8)
-    blocks = raw.reshape(rows, -1, kept.size)
-    bounds = 2 + 2 * kept.form.has_offset
+    (rows, columns), form = self.shapes[name], self.formats[name]
+    raw = np.ascontiguousarray(self._tensors[name].data).view(np.uint8)
+    blocks = raw.reshape(rows, columns // form.group, -1)
+    bounds = 2 + 2 * form.has_offset
     halves = np.ascontiguousarray(blocks[..., :bounds]).view(np.float16)
     scales = halves.astype(np.float32)
     stored = blocks[..., bounds:]
-    if kept.form.kind == "int8":
+    if form.kind == "int8":
       values = stored.view(np.int8)
     else:
       values = np.concatenate([stored & 15, stored >> 4], axis=-1)
-      if kept.form.kind == "int4":
+      if form.kind == "int4":
         values = values.view(np.int8) - 8
-      values = values.astype(jnp.dtype(kept.form.kind))
+      values = values.astype(jnp.dtype(form.kind))
     parts = [values.reshape(rows, -1), scales[..., 0]]
-    if kept.form.has_offset:
+    if form.has_offset:
       parts.append(scales[..., 1])
     if spec.permuted_heads and self.architecture in _PERMUTED:
       parts = [unpermute(part, spec.permuted_heads) for part in parts]
