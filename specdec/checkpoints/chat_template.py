@@ -17,15 +17,17 @@ _SECONDS = 5.0  # for one conversation
 _MEMORY = 512 << 20  # bytes of address space, including the interpreter
 
 
-class ChatTemplate:
-  """A template and the subprocess that renders it, started at first use."""
+class Renderer:
+  """The subprocess that renders templates, started at first use."""
 
-  def __init__(self, source: str):
-    self.source = source
+  def __init__(self):
     self._process: subprocess.Popen | None = None
 
   def render(
-    self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
+    self,
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    special: Mapping[str, str],
   ) -> str:
     """Returns the text of messages {'role': ..., 'content': ...}.
 
@@ -45,7 +47,7 @@ class ChatTemplate:
       atexit.register(self._stop)
     process = self._process
     try:
-      process.stdin.write(json.dumps([self.source, values]) + "\n")
+      process.stdin.write(json.dumps([template, values]) + "\n")
       process.stdin.flush()
       ready, _, _ = select.select([process.stdout], [], [], _SECONDS)
       answer = process.stdout.readline() if ready else None

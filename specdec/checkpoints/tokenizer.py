@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from specdec.checkpoints import huggingface
-from specdec.checkpoints.chat_template import ChatTemplate
+from specdec.checkpoints.chat_template import Renderer
 from specdec.utils import files, remote
 
 _TEXTS = 256  # encoded at once
@@ -37,22 +37,17 @@ class Tokenizer:
     chat_template: str | None = None,
     limit: int | None = None,
   ):
-    self._inner = inner
+    self.inner = inner  # to be read only
     self.special = dict(special or {})
     self.eos_ids = tuple(eos_ids)
     self.chat_template = chat_template
-    self._template: ChatTemplate | None = None
     self.limit = limit
-
-  @property
-  def inner(self) -> tokenizers.Tokenizer:
-    """The library's object, to be read only."""
-    return self._inner
+    self._renderer = Renderer()
 
   @functools.cached_property
   def tokens(self) -> tuple[str | None, ...]:
     """Token of every id as in the vocabulary; None for unassigned ids."""
-    vocabulary = self._inner.get_vocab(with_added_tokens=True)
+    vocabulary = self.inner.get_vocab(with_added_tokens=True)
     strings: list = [None] * (max(vocabulary.values(), default=-1) + 1)
     for token, index in vocabulary.items():
       strings[index] = token
@@ -70,7 +65,7 @@ class Tokenizer:
     pair.
     """
     return self._checked(
-      [text], lambda x: [self._inner.encode(*x, add_special_tokens=add_special)]
+      [text], lambda x: [self.inner.encode(*x, add_special_tokens=add_special)]
     )[0]
 
   def encode_many(self, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -79,7 +74,7 @@ class Tokenizer:
     Several threads encode them, a few texts at a time.
     """
     encode = functools.partial(
-      self._inner.encode_batch, add_special_tokens=False
+      self.inner.encode_batch, add_special_tokens=False
     )
     for first in range(0, len(texts), _TEXTS):
       yield from self._checked(texts[first : first + _TEXTS], encode)
@@ -106,7 +101,7 @@ class Tokenizer:
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
     """Returns the text of ids, by default without special tokens."""
     ids = [int(index) for index in ids]
-    return self._inner.decode(ids, skip_special_tokens=skip_special)
+    return self.inner.decode(ids, skip_special_tokens=skip_special)
 
   def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Returns the ids of messages {'role': ..., 'content': ...}.
@@ -116,9 +111,7 @@ class Tokenizer:
     """
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
-    if self._template is None or self._template.source != self.chat_template:
-      self._template = ChatTemplate(self.chat_template)
-    text = self._template.render(messages, self.special)
+    text = self._renderer.render(self.chat_template, messages, self.special)
     return self.encode(text, add_special=False)  # the template writes them
 
   def save(self, directory: str | Path, first_token: int | None = None) -> None:
@@ -129,7 +122,7 @@ class Tokenizer:
     """
     directory = remote.as_path(directory)
     files.make_folder(directory)
-    files.replace_file(directory / "tokenizer.json", self._inner.to_str())
+    files.replace_file(directory / "tokenizer.json", self.inner.to_str())
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     config["clean_up_tokenization_spaces"] = False
     objects = {"tokenizer_config.json": config}
