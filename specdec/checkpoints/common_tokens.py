@@ -60,8 +60,8 @@ def common_tokens(
     ValueError: a tokenizer is of a kind whose tokens are not known as bytes, or
       too few tokens are common.
   """
-  ours = _Vocabulary.of(target, target_size)
-  theirs = _Vocabulary.of(draft, draft_size)
+  ours = _vocabulary(target, target_size)
+  theirs = _vocabulary(draft, draft_size)
   to_draft = np.full(target_size, -1, np.int32)
   for tokens, index in (
     (ours.plain, theirs.plain),
@@ -149,11 +149,6 @@ class _Vocabulary:
         break
       self.prefix.append(number)
 
-  @classmethod
-  @functools.lru_cache(maxsize=4)
-  def of(cls, tokenizer: Tokenizer, size: int) -> "_Vocabulary":
-    return cls(tokenizer, size)
-
   def __len__(self) -> int:
     return sum(data is not None for data in self.data)
 
@@ -194,6 +189,9 @@ class _Vocabulary:
     return () if None in single else tuple(single)
 
 
+_vocabulary = functools.lru_cache(maxsize=4)(_Vocabulary)
+
+
 def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
   """Whether letters of its tokens stand for bytes; else it is SentencePiece.
 
@@ -201,7 +199,8 @@ def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
     ValueError: it is neither.
   """
   kind = type(inner.model).__name__
-  decoder = {} if inner.decoder is None else _state(inner.decoder)
+  state = inner.decoder.__getstate__() if inner.decoder is not None else "{}"
+  decoder = json.loads(state)
   steps = decoder.get("decoders", [decoder])
   names = [step.get("type") for step in steps]
   if kind in _MODELS and "ByteLevel" in names:
@@ -218,10 +217,6 @@ def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
     "its tokens are not known as bytes; those of byte-level BPE and of "
     "SentencePiece (BPE or Unigram) are"
   )
-
-
-def _state(decoder) -> dict:
-  return json.loads(decoder.__getstate__())
 
 
 def _letters() -> dict[int, str]:

@@ -11,10 +11,8 @@ from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Scaling, Yarn
 from specdec.utils.spelling import join_names, naming
 
-_ORIGINAL, _MAXIMUM = (
-  "original_max_position_embeddings",
-  "max_position_embeddings",
-)
+_ORIGINAL = "original_max_position_embeddings"
+_MAXIMUM = "max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"
 # Kind of rope scaling -> {required key: field of its class}.
 _FIELDS = {
@@ -148,9 +146,11 @@ def _kind(
         name: tuple(map(float, numbers.pop(name)))
         for name in ("short_factors", "long_factors")
       }
-      lengths = rope[_ORIGINAL], rope[_MAXIMUM]
       return float(theta), LongRope(
-        **lists, **numbers, original_length=lengths[0], max_length=lengths[1]
+        **lists,
+        **numbers,
+        original_length=rope[_ORIGINAL],
+        max_length=rope[_MAXIMUM],
       )
     return float(theta), RopeScaling(kind, **numbers)
 

@@ -249,7 +249,7 @@ def check(
   expected: Mapping[str, tuple[int, ...]],
   actual: Mapping[str, tuple[int, ...]],
   source: str,
-  ignored: re.Pattern | None = IGNORED,
+  ignored: re.Pattern = IGNORED,
 ) -> None:
   """Raises ValueError for a missing, unexpected or misshapen tensor.
 
@@ -262,7 +262,7 @@ def check(
   unexpected = [
     name
     for name in actual
-    if name not in expected and not (ignored and ignored.fullmatch(name))
+    if name not in expected and not ignored.fullmatch(name)
   ]
   if unexpected:
     raise ValueError(
