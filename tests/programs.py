@@ -84,9 +84,7 @@ def keys_of(key, rows=64):
 def save_drafter(target, path, head_config):
   """A random drafter for a target of `write_model`; its weights."""
   checkpoint = checkpoints.load(target)
-  head = learned.Learned(head_config, None, None, "").draft_head(
-    checkpoint.config
-  )
+  head = learned.Learned(head_config, None, None).draft_head(checkpoint.config)
   net = head.init(jax.random.key(0))
   learned.save(path, head_config, None, net, learned.fingerprint(checkpoint))
   return net

@@ -256,7 +256,7 @@ def _head(
   if target.abstract or preset:
     # Which tokens it drafts makes no difference to costs.
     ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
-    learned = saved.Learned(head_config, ids, None, str(path))
+    learned = saved.Learned(head_config, ids, None)
   else:
     trained = not target.random_weights
     learned = saved.load(path, target.checkpoint, trained, target.fingerprint)

@@ -45,7 +45,6 @@ class Learned(NamedTuple):
   head_config: HeadConfig
   ids: np.ndarray | None  # [n] ids of the tokens that it can draft; None: all
   net: PyTree  # float32 weights
-  source: str  # path of the file
 
   def draft_head(
     self, target: TransformerConfig, place: Placement | None = None
@@ -232,7 +231,7 @@ def load(
   net = traverse_util.unflatten_dict(
     {name: x.astype(jax.numpy.float32) for name, x in arrays.items()}, sep="/"
   )
-  learned = Learned(head_config, ids if len(ids) else None, net, str(path))
+  learned = Learned(head_config, ids if len(ids) else None, net)
   if target is not None:
     head = learned.draft_head(target.config)
     expected, stored = (
@@ -270,7 +269,7 @@ def _load_folder(folder: Path, target: Checkpoint) -> Learned:
   head_config, net = drafter.stored.head_config, drafter.net
   if head_config.block:
     head_config, net = _without_copies(head_config, net, target.params)
-  return Learned(head_config, drafter.ids, net, str(folder))
+  return Learned(head_config, drafter.ids, net)
 
 
 def _without_copies(

@@ -167,7 +167,7 @@ def parse(files: Files, target: Target | None) -> Stored:
     **blocks.owned(files.shapes),
     **fields,
   )
-  return Stored(NAME, head_config, blocks.table(head_config), vocab_size)
+  return Stored(head_config, blocks.table(head_config), vocab_size)
 
 
 def render(

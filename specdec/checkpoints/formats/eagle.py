@@ -71,7 +71,7 @@ def parse(files: Files, target: Target | None) -> Stored:
       **fields,
     )
     names = tables.eagle(head_config)
-    return Stored(NAME, head_config, names, parsed.vocab_size)
+    return Stored(head_config, names, parsed.vocab_size)
   extra = typed(config, "eagle_config", dict, source, {})
   for key, value in _ONLY.items():
     if extra.get(key, value) != value:
@@ -106,7 +106,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   if any(name.startswith(_MIDDLE) for name in shapes):
     names = _midlayer(names)
   width = typed(config, "target_hidden_size", int, source, head_config.width)
-  return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
+  return Stored(head_config, names, parsed.vocab_size, None, width)
 
 
 def _features(config, extra, target: Target | None, source: str):

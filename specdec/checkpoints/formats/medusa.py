@@ -55,7 +55,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   # Where the shape is wrong, the error is to name the tensor, not the target.
   vocab_size = projection[0] if projection[1:] == (width,) else None
   table = tables.medusa(head_config)
-  return Stored(NAME, head_config, table, vocab_size)
+  return Stored(head_config, table, vocab_size)
 
 
 def render(

@@ -43,7 +43,6 @@ def parse(files: Files, target: Target | None) -> Stored:
   # Tied ones may be written once more for every token ahead.
   copies = rf"{_PREFIX}(emb|ln|head|proj)\.\d+\.(weight|bias)"
   return Stored(
-    NAME,
     head_config,
     table,
     number("vocab_size"),

@@ -102,5 +102,5 @@ def parse(files: Files, target: Target | None) -> Stored:
   table = tables.mtp(head_config, block, outside)
   alone = tables.taken_apart(files, head_config.layers, block)
   return Stored(
-    NAME, head_config, table, parsed.vocab_size, prefix=prefix, files=alone
+    head_config, table, parsed.vocab_size, prefix=prefix, files=alone
   )

@@ -45,6 +45,5 @@ def parse(files: Files, target: Target | None) -> Stored:
   table["head/weight"] = f"lm_head.{head_config.residual_layers}.weight"
   if head_config.rnn:
     table["from_token/weight"] = "rnn_w.weight"
-  return Stored(
-    NAME, head_config, table, number("vocab_size"), target_width=hidden
-  )
+  vocab_size = number("vocab_size")
+  return Stored(head_config, table, vocab_size, target_width=hidden)

@@ -108,9 +108,10 @@ def parse(files: Files, target: Target | None) -> Stored:
     )
   check_choice(f"{source}: {_TYPE}", kind, KINDS, " does not load; known")
   if kind in speculators_blocks.ARCHITECTURES:
-    named = {"format": NAME, "verifier": verifier(config)}
-    layer = _layer(config, source)
-    return speculators_blocks.parse(files, target, kind, layer, **named)
+    stored = speculators_blocks.parse(
+      files, target, kind, _layer(config, source)
+    )
+    return stored._replace(verifier=verifier(config))
   common = dict(kind=kind, layout="published", levels=_levels(config, source))
   if kind == "mtp":
     if config.get("num_nextn_predict_layers", 1) != 1:
@@ -121,7 +122,7 @@ def parse(files: Files, target: Target | None) -> Stored:
       head="shared", feeds_back_norm=True, **common, **fields
     )
     table = tables.mtp(head_config, "mtp_layers.0.", _MTP)
-    return Stored(NAME, head_config, table, vocab_size, verifier(config))
+    return Stored(head_config, table, vocab_size, verifier(config))
   fields = _decoder(config, source)
   vocab_size = fields.pop("vocab_size")
   if "norm_before_residual" not in config:
@@ -156,7 +157,6 @@ def parse(files: Files, target: Target | None) -> Stored:
   )
   tables.check_mask(head_config, source)
   return Stored(
-    NAME,
     head_config,
     tables.eagle(head_config),
     vocab_size,

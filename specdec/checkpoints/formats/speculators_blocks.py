@@ -40,18 +40,13 @@ _LAYERS = "aux_hidden_state_layer_ids"
 
 
 def parse(
-  files: Files,
-  target: Target | None,
-  kind: str,
-  layer: Mapping[str, Any],
-  **fields: Any,
+  files: Files, target: Target | None, kind: str, layer: Mapping[str, Any]
 ) -> Stored:
-  """Returns what a folder holds.
+  """Returns what a folder holds, but for its verifier.
 
   Args:
     kind: one of ARCHITECTURES.
     layer: the config of its layers, with the defaults of transformers.
-    fields: of Stored: its format and verifier.
 
   Raises:
     ValueError: that is unknown.
@@ -121,13 +116,8 @@ def parse(
     **options,
   )
   width = typed(config, "target_hidden_size", int, source, None)
-  return Stored(
-    head_config=head_config,
-    table=blocks.table(head_config),
-    vocab_size=vocab_size,
-    target_width=width,
-    **fields,
-  )
+  table = blocks.table(head_config)
+  return Stored(head_config, table, vocab_size, target_width=width)
 
 
 def check_written(head_config: HeadConfig, layout: str) -> None:

@@ -26,7 +26,6 @@ class Stored(NamedTuple):
   """A drafter in some format.
 
   Attributes:
-    format: name of the format.
     head_config: of the drafter.
     table: path in its parameters -> tensor name.
     vocab_size: V of the target that it is for; None: not said.
@@ -37,7 +36,6 @@ class Stored(NamedTuple):
     files: in the place of those that were opened: with the names of `table`.
   """
 
-  format: str
   head_config: HeadConfig
   table: dict[str, str]
   vocab_size: int | None = None
