@@ -81,11 +81,6 @@ class Architecture(NamedTuple):
     return self.model_type == "phi3"
 
   @property
-  def rotates_part(self) -> bool:
-    """Whether it may rotate a part of a head."""
-    return self.is_phi or self.recurrence is not None
-
-  @property
   def has_chunks(self) -> bool:
     """Whether its windows are chunks, and some of its layers dense."""
     return self.model_type == "llama4_text"
@@ -94,14 +89,6 @@ class Architecture(NamedTuple):
   def has_latent(self) -> bool:
     """Whether its attention is latent, and its experts are routed by groups."""
     return self.model_type == "deepseek_v3"
-
-  @property
-  def pads(self) -> bool:
-    """Whether transformers assumes a padding token beyond small vocabularies.
-
-    It refuses the model then, unless config.json says that there is none.
-    """
-    return self.model_type in ("phi3", "smollm3")
 
   @property
   def layer_types(self) -> bool:

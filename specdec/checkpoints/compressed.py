@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from specdec.models.quantization import Quantized
-from specdec.models.weight_formats import WeightFormat
+from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.utils.spelling import check_choice
 
 VERSION = "0.20.0"  # of compressed-tensors, whose layout is written
@@ -178,7 +178,7 @@ def scheme(formats: Mapping[str, WeightFormat | None]) -> dict[str, Any]:
       "compressed-tensors holds one kind: give it by --weights"
     )
   [form] = several
-  bits = int(form.kind == "int8") * 4 + 4
+  bits = BITS[form.kind]
   weights = {
     "num_bits": bits,
     "type": "int",

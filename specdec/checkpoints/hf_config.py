@@ -249,7 +249,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     rendered[option] = architecture.only[option][0]
   if "rope_parameters" in architecture.absent and not config.rope_scaling:
     rendered["rope_parameters"] = {"rope_type": "default"}
-  if architecture.pads:
+  if architecture.model_type in ("phi3", "smollm3"):
+    # Else transformers assumes one, and refuses vocabularies without it.
     rendered["pad_token_id"] = None
   window = max(filter(None, config.windows), default=None)
   if window or "sliding_window" in architecture.absent:

@@ -11,7 +11,6 @@ from typing import Any
 from specdec.checkpoints.hf_values import typed
 from specdec.models.config import TransformerConfig
 from specdec.models.parts import GroupRouting, Latent
-from specdec.models.rope_scaling import Scaling, Yarn
 from specdec.utils.spelling import naming
 
 # Field -> key.
@@ -62,30 +61,6 @@ def parse(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     "dense_width": width if dense else 0,
     "shared_width": shared * config["moe_intermediate_size"],
   }
-
-
-def with_score_growth(
-  scaling: Scaling | None, rope: Mapping[str, Any], source: str
-) -> Scaling | None:
-  """Returns a scaling of rotary embeddings with its factor on the scores.
-
-  Args:
-    scaling: of hf_rope.py.
-    rope: the object of config.json that it was read from.
-
-  Raises:
-    ValueError: mscale_all_dim is no number, or of another scaling than YaRN.
-  """
-  growth = typed(rope, "mscale_all_dim", source)
-  if scaling is None or not growth:
-    return scaling
-  if not isinstance(scaling, Yarn):
-    raise ValueError(
-      f"{source} has mscale_all_dim = {growth} with rope {scaling.kind!r}; "
-      "accepted: yarn"
-    )
-  with naming(source, {"score_growth": "mscale_all_dim"}):
-    return dataclasses.replace(scaling, score_growth=float(growth))
 
 
 def render(config: TransformerConfig) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Rotary embeddings in Hugging Face's config.json: bases, scalings, parts."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.checkpoints import hf_deepseek
 from specdec.checkpoints.architectures import Architecture
 from specdec.checkpoints.hf_values import FULL, SLIDING, typed
 from specdec.models.config import TransformerConfig
@@ -63,13 +63,13 @@ def parse(
   rope = typed(config, "rope_parameters", source) or {}
   legacy = typed(config, "rope_scaling", source) or {}
   theta, is_phi = config["rope_theta"], architecture.is_phi
-  in_part = architecture.rotates_part
+  in_part = is_phi or architecture.recurrence is not None
   if "rope_local_base_freq" not in config:
     rope = legacy or rope
     dims = _rotated(config, rope, source, head_dim, in_part)
     theta, scaling = _kind(config, rope, theta, source, is_phi)
     if architecture.has_latent:
-      scaling = hf_deepseek.with_score_growth(scaling, rope, source)
+      scaling = _with_score_growth(scaling, rope, source)
     fields = {"rope_theta": theta, "rope_scaling": scaling}
     return fields | ({} if dims == head_dim else {"rotary_dims": dims})
   unknown = [key for key in rope if key not in (FULL, SLIDING)]
@@ -104,6 +104,20 @@ def _rotated(config, rope, source: str, head_dim: int, in_part: bool) -> int:
   if not in_part:
     raise ValueError(f"{source} has {_PARTIAL} = {share}; accepted: 1.0")
   return int(head_dim * share)
+
+
+def _with_score_growth(scaling: Scaling | None, rope, source: str):
+  """Returns a scaling with DeepSeek's factor on the scores."""
+  growth = typed(rope, "mscale_all_dim", source)
+  if scaling is None or not growth:
+    return scaling
+  if not isinstance(scaling, Yarn):
+    raise ValueError(
+      f"{source} has mscale_all_dim = {growth} with rope {scaling.kind!r}; "
+      "accepted: yarn"
+    )
+  with naming(source, {"score_growth": "mscale_all_dim"}):
+    return dataclasses.replace(scaling, score_growth=float(growth))
 
 
 def _kind(
