@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from specdec.checkpoints.hf_values import check_options
 from specdec.models.quantization import Quantized
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.utils.spelling import check_choice
@@ -48,18 +49,6 @@ def check(config: Mapping[str, Any], source: str) -> None:
       strategy=("channel", "group"),
       actorder=(None, False, "weight", "static"),
     )
-
-
-def check_options(
-  found: Mapping[str, Any], what: str, **options: tuple
-) -> None:
-  """Raises ValueError where an option has none of the values given for it."""
-  for name, accepted in options.items():
-    if found.get(name) not in accepted:
-      raise ValueError(
-        f"{what} has {name} = {found.get(name)!r:.60}; accepted: "
-        f"{' or '.join(repr(x) for x in accepted if x is not None)}"
-      )
 
 
 def groups(

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from specdec.checkpoints import compressed
+from specdec.checkpoints.hf_values import check_options
 from specdec.utils.spelling import check_choice
 
 STORED = "F8_E4M3"
@@ -36,14 +37,14 @@ def check(scheme: Mapping[str, Any], source: str) -> None:
   square = ([_BLOCK, _BLOCK],)
   if scheme.get("quant_method") == compressed.FP8:
     options = {"weight_block_size": square, "fmt": ("e4m3", None)}
-    compressed.check_options(scheme, what, **options)
+    check_options(scheme, what, **options)
     return
   method = scheme.get("quant_method")
   known = compressed.METHOD, compressed.FP8
   check_choice(f"{source} is quantised by", method, known, "; accepted")
   for _, weights in compressed.groups(scheme, source):
     strategy = weights.get("strategy")
-    compressed.check_options(
+    check_options(
       weights,
       what,
       type=("float",),

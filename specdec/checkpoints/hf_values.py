@@ -1,4 +1,4 @@
-"""Types of the values in Hugging Face's config.json."""
+"""Types and accepted values of the keys in Hugging Face's config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -67,3 +67,19 @@ def typed(config: Mapping[str, Any], key: str, source: str) -> Any:
       f"{source} has {key} = {value!r:.60}; it must be {expected}"
     )
   return value
+
+
+def check_options(
+  found: Mapping[str, Any], what: str, **options: tuple
+) -> None:
+  """Raises ValueError where an option has none of its accepted values.
+
+  Args:
+    options: name -> accepted values, None for a missing option.
+  """
+  for name, accepted in options.items():
+    if found.get(name) not in accepted:
+      raise ValueError(
+        f"{what} has {name} = {found.get(name)!r:.60}; accepted: "
+        f"{' or '.join(repr(x) for x in accepted if x is not None)}"
+      )

@@ -19,6 +19,7 @@ from specdec.checkpoints import hf_config
 from specdec.checkpoints.formats import blocks
 from specdec.checkpoints.formats.files import Files
 from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.checkpoints.hf_values import check_options
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
@@ -35,13 +36,13 @@ _SETTINGS = (
 )
 # Options -> the values under which this is exact.
 _ONLY = {
-  "attention_mode": ("gqa", "mha"),
-  "attention_sink_bias": (False,),
-  "input_embedding_scale": (1.0,),
-  "is_neox_style": (True,),
-  "logit_scale": (1.0,),
-  "output_multiplier": (1.0,),
-  "use_swa": (False,),
+  "attention_mode": ("gqa", "mha", None),
+  "attention_sink_bias": (False, None),
+  "input_embedding_scale": (1.0, None),
+  "is_neox_style": (True, None),
+  "logit_scale": (1.0, None),
+  "output_multiplier": (1.0, None),
+  "use_swa": (False, None),
 }
 
 
@@ -60,13 +61,8 @@ def _check_options(config, nested, more, source: str) -> None:
   for key in nested:
     keys = *_SETTINGS, *more, *_ONLY
     check_choice(f"{source}: key of {_NESTED}", key, keys)
-  for key, accepted in _ONLY.items():
-    for value in (config.get(key), nested.get(key)):
-      if value is not None and value not in accepted:
-        raise ValueError(
-          f"{source} has {key} = {value!r:.60}; accepted: "
-          f"{' or '.join(map(repr, accepted))}"
-        )
+  for options in (config, nested):
+    check_options(options, source, **_ONLY)
 
 
 def _causal(config, nested, source: str) -> bool | None:
