@@ -303,12 +303,10 @@ def test_a_recorded_drafter_is_written_as_it_was(tmp_path):
       np.testing.assert_array_equal(written[key], theirs[key], key)
 
 
-def test_layers_in_three_conventions():
+def test_layers_in_two_conventions():
   entering = (2, 3, 6)
-  assert tables.convert_layers(entering, "speculators", "z-lab") == (1, 2, 5)
-  assert tables.convert_layers(entering, "speculators", "vllm") == (1, 2, 5)
-  assert tables.convert_layers((1, 2, 5), "z-lab", "speculators") == entering
-  assert tables.convert_layers((1, 2, 5), "vllm", "z-lab") == (1, 2, 5)
+  assert tables.layers_left(entering) == (1, 2, 5)
+  assert tables.layers_entered((1, 2, 5)) == entering
 
 
 def test_layers_that_a_config_leaves_out_depend_on_the_target(tmp_path):

@@ -227,7 +227,7 @@ def tensorrt_llm(order: Order) -> Rendered:
   if heads:
     check_first_eagle3("TensorRT-LLM", handed, False)
     features = handed.head.features  # it names the layer that a stream leaves
-    layers = tables.convert_layers(features, "speculators", "z-lab")
+    layers = tables.layers_left(features)
     config["eagle3_layers_to_capture"] = list(layers)
   if handed.tree:
     size, top = handed.tree["size"], handed.tree["top"]

@@ -240,7 +240,7 @@ def features_of(
     raise ValueError(f"{source} has no layers in {LAYER_IDS}")
   if target:
     _check_last(numbers, target, source)
-  return tables.convert_layers(numbers, "z-lab", "speculators")
+  return tables.layers_entered(numbers)
 
 
 def _check_last(left: Sequence[int], target: Target, source: str) -> None:
@@ -296,7 +296,7 @@ def layers_left(
   head_config: HeadConfig, low: int, layout: str, target: Target
 ) -> list[int]:
   """Returns the layers whose output is read, as `features_of` takes them."""
-  left = tables.convert_layers(head_config.features, "speculators", "z-lab")
+  left = tables.layers_left(head_config.features)
   if min(left) < low:
     raise ValueError(
       f"features = {head_config.features}: {layout} names the layers that a "

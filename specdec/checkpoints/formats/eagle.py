@@ -118,8 +118,7 @@ def _features(config, extra, target: Target | None, source: str):
   if config.get(_LAYERS):
     return layer_ids(config[_LAYERS], source)
   if extra.get(_LAYERS):
-    left = layer_ids(extra[_LAYERS], source)
-    return tables.convert_layers(left, "z-lab", "speculators")
+    return tables.layers_entered(layer_ids(extra[_LAYERS], source))
   return tables.default_layers(target.num_layers) if target else (0,) * 3
 
 
@@ -190,9 +189,7 @@ def render(
     "target_hidden_size": target.width,
     _LAYERS: list(head_config.features),
     "eagle_config": {
-      _LAYERS: list(
-        tables.convert_layers(head_config.features, "speculators", "z-lab")
-      ),
+      _LAYERS: list(tables.layers_left(head_config.features)),
       "use_aux_hidden_state": True,
       "norm_before_fc": head_config.feature_norm == "joint",
     },

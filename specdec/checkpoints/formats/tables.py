@@ -18,21 +18,18 @@ from specdec.models.config import TransformerConfig
 # What may be a drafter's own or the target's, by option of HeadConfig.
 OWN = {"embed": "embed_table/weight", "head": "head/weight"}
 MASK = "mask_hidden"  # of a P-EAGLE, its path and its tensor's name
-# Stream entering layer i of the target, as ours and speculators' ids; z-lab's
-# and vLLM's DFlash configs name the layer that it leaves.
-_CONVENTIONS = {"speculators": 0, "z-lab": 1, "vllm": 1}
 
 
-def convert_layers(
-  ids: tuple[int, ...], source: str, result: str
-) -> tuple[int, ...]:
-  """Converts the target's layers that a drafter reads between conventions.
+# A drafter reads streams between layers of the target. HeadConfig.features and
+# speculators name the layer that one enters, others the one that it leaves.
+def layers_entered(left: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the layers that streams enter, of those that they leave."""
+  return tuple(i + 1 for i in left)
 
-  Args:
-    source, result: 'speculators' (as HeadConfig.features), 'z-lab' or 'vllm'.
-  """
-  shift = _CONVENTIONS[source] - _CONVENTIONS[result]
-  return tuple(i + shift for i in ids)
+
+def layers_left(entered: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the layers that streams leave, of those that they enter."""
+  return tuple(i - 1 for i in entered)
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
