@@ -36,8 +36,7 @@ def check(scheme: Mapping[str, Any], source: str) -> None:
   what = f"{source} is quantised in float8 and"
   square = ([_BLOCK, _BLOCK],)
   if scheme.get("quant_method") == compressed.FP8:
-    options = {"weight_block_size": square, "fmt": ("e4m3", None)}
-    check_options(scheme, what, **options)
+    check_options(scheme, what, weight_block_size=square, fmt=("e4m3", None))
     return
   method = scheme.get("quant_method")
   known = compressed.METHOD, compressed.FP8
