@@ -292,7 +292,7 @@ def test_the_most_frequent_tokens(text, count, ids, part):
 def test_a_vocabulary_other_than_the_head_configs_is_refused(ids):
   given = "none" if ids is None else "10"
   with pytest.raises(ValueError, match=f"vocabulary = 11, and {given} are"):
-    drafters.eagle(head_config("eagle"), TARGET, ids)
+    drafters.LEARNED["eagle"](head_config("eagle"), TARGET, ids)
 
 
 @pytest.mark.parametrize(

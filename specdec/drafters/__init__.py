@@ -56,56 +56,34 @@ def from_head(
   return of.drafter(head, target, shape, place, max_external_drafts)
 
 
-# (head config, target's config, ids, place) -> block_head.AnyHead
-block = functools.partial(block_from_module, Block)
-eagle = _head_of(Eagle, PublishedEagle)
-eagle3 = _head_of(Eagle3, PublishedEagle3)
-hydra = _head_of(Hydra)
-medusa = _head_of(Medusa, PublishedMedusa)
-mlp_speculator = _head_of(None, MlpSpeculator)
-mtp = _head_of(Mtp, PublishedMtp)
-peagle = _head_of(PEagle, PublishedPEagle)
-prophet = _head_of(Prophet)
-redrafter = _head_of(None, ReDrafter)
-trained_exit = _head_of(Exit)
-LEARNED = {  # by HeadConfig.kind
-  "block": block,
-  "eagle": eagle,
-  "eagle3": eagle3,
-  "exit": trained_exit,
-  "hydra": hydra,
-  "medusa": medusa,
-  "mlp_speculator": mlp_speculator,
-  "mtp": mtp,
-  "peagle": peagle,
-  "prophet": prophet,
-  "redrafter": redrafter,
+# By HeadConfig.kind: (head config, target's config, ids, place) -> AnyHead.
+LEARNED = {
+  "block": functools.partial(block_from_module, Block),
+  "eagle": _head_of(Eagle, PublishedEagle),
+  "eagle3": _head_of(Eagle3, PublishedEagle3),
+  "exit": _head_of(Exit),
+  "hydra": _head_of(Hydra),
+  "medusa": _head_of(Medusa, PublishedMedusa),
+  "mlp_speculator": _head_of(None, MlpSpeculator),
+  "mtp": _head_of(Mtp, PublishedMtp),
+  "peagle": _head_of(PEagle, PublishedPEagle),
+  "prophet": _head_of(Prophet),
+  "redrafter": _head_of(None, ReDrafter),
 }
 
 __all__ = [
   "LEARNED",
   "Threshold",
-  "block",
-  "eagle",
-  "eagle3",
   "early_exit",
   "fallback",
   "from_head",
-  "hydra",
   "layer_skip",
   "lookup",
-  "medusa",
-  "mlp_speculator",
   "model",
-  "mtp",
   "pard",
-  "peagle",
-  "prophet",
   "quantized",
   "recycling",
-  "redrafter",
   "sparse",
   "suffix",
-  "trained_exit",
   "translated",
 ]
