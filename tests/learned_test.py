@@ -274,18 +274,17 @@ def test_spread_puts_every_logit_in_its_place():
 
 
 @pytest.mark.parametrize(
-  "text, count, ids, part",
+  "text, count, ids",
   [
-    ([5, 1, 5, 2, 1, 3], 3, [1, 2, 5], 5 / 6),  # of 2 and 3 the lower
-    ([5, 1, 5, 2, 1, 3], 6, [0, 1, 2, 3, 4, 5], 1.0),
-    ([], 2, [0, 1], 0.0),
+    ([5, 1, 5, 2, 1, 3], 3, [1, 2, 5]),  # of 2 and 3 the lower
+    ([5, 1, 5, 2, 1, 3], 6, [0, 1, 2, 3, 4, 5]),
+    ([], 2, [0, 1]),
   ],
 )
-def test_the_most_frequent_tokens(text, count, ids, part):
-  chosen, share = most_frequent(np.array(text, int), count, 8)
-  assert chosen.tolist() == ids and share == part
-  assert chosen.dtype == np.int32
-  assert most_frequent(np.array(text, int), 0, 8) == (None, 1.0)
+def test_the_most_frequent_tokens(text, count, ids):
+  chosen = most_frequent(np.array(text, int), count, 8)
+  assert chosen.tolist() == ids and chosen.dtype == np.int32
+  assert most_frequent(np.array(text, int), 0, 8) is None
 
 
 @pytest.mark.parametrize("ids", [None, IDS[:-1]])
@@ -387,10 +386,10 @@ def test_weights_that_a_draft_token_reads():
   width, tokens = head.head_config.width, len(IDS)
   # One head's block, the norm before the vocabulary, and the vocabulary.
   expected = width**2 + width + tokens * width
-  assert head_cost.step_weights(head, TARGET) == expected
+  assert head_cost.step_weights(head, TARGET)[0] == expected
   head = draft_head("eagle", full=True)
   net = jax.eval_shape(head.init, jax.random.key(0))
   every = (
     sum(x.size for x in jax.tree.leaves(net)) + TARGET.vocab_size * TARGET.width
   )
-  assert head_cost.step_weights(head, TARGET) == every
+  assert head_cost.step_weights(head, TARGET)[0] == every

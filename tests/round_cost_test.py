@@ -366,7 +366,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
   assert step.split_bytes == 4 * own * TARGET.vocab_size * config.width
   assert step.target_bytes == 4 * (rows - copied)
   read = step.bytes + step.split_bytes + step.target_bytes
-  assert read == 4 * head_cost.step_weights(head, TARGET)
+  assert read == 4 * head_cost.step_weights(head, TARGET)[0]
   projected = step.projected_flops + step.split_flops + step.target_flops
   assert 2 * (step.flops + projected) == read
   cost = round_cost(TINY, drafter, 3, 2, 50)

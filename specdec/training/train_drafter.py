@@ -98,7 +98,7 @@ def train(
   if start:
     ids = start.ids
   else:
-    ids, _ = vocabulary.most_frequent(
+    ids = vocabulary.most_frequent(
       packed.rows, head_config.vocabulary, target.config.vocab_size
     )
   if ids is not None:

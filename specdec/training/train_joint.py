@@ -57,7 +57,7 @@ def train(
   size = f"{setup.kind}, {config.num_parameters / 1e6:.2f} M parameters"
   decode, ids = None, None
   if head_config:
-    ids, _ = vocabulary.most_frequent(
+    ids = vocabulary.most_frequent(
       packed.rows, head_config.vocabulary, config.vocab_size
     )
     serving, unrolled = placing.heads(head_config, config, ids, where.draft)

@@ -37,7 +37,7 @@ def drafter_cost(
   net, encoded = _shapes(draft_head, target)
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
-  read, embeds = _read(draft_head, target)
+  read, embeds = step_weights(draft_head, target)
   layers, experts = config.layers, ()
   expert = (2 + layers.gated) * layers.width * layers.mlp_width
   routed = config.num_layers * layers.num_experts * expert
@@ -54,7 +54,7 @@ def drafter_cost(
   if draft_head.has_kv_cache:
     kv = config.num_layers * layers.kv_size
     scores = config.num_layers * layers.score_size
-    rerun = step_weights(draft_head, target, logits=False) - routed
+    rerun = step_weights(draft_head, target, logits=False)[0] - routed
     update = StepCost(
       bytes=weight_size * rerun,
       flops=2 * rerun,
@@ -104,24 +104,20 @@ def _shapes(draft_head: DraftHead, target: TransformerConfig):
 
 def step_weights(
   draft_head: DraftHead, target: TransformerConfig, logits: bool = True
-) -> int:
-  """Weights that a draft token but the first of a round reads, the rows of the
-  target's head included.
+) -> tuple[int, bool]:
+  """Counts the weights that a draft token but the first of a round reads, the
+  rows of the target's head included.
 
   What `encode` reads once a round and the one row of an embedding are left out;
   so are the target's layers below an exit.
 
   Args:
     logits: False: only what advances the hidden state and the KV.
+
+  Returns:
+    The number, and whether the step reads the target's embeddings, of which
+    each chip of a mesh has a part.
   """
-  return _read(draft_head, target, logits)[0]
-
-
-def _read(
-  draft_head: DraftHead, target: TransformerConfig, logits: bool = True
-) -> tuple[int, bool]:
-  """Returns `step_weights`, and whether the step reads the target's embeddings,
-  of which each chip of a mesh has a part."""
   config = draft_head.head_config
   net, given = _shapes(draft_head, target)
   leaves, form = jax.tree.flatten(net)

@@ -74,5 +74,4 @@ class PublishedEagle(HeadModule):
     x, others = self.blocks(x, layers[1:], view)
     return x, (first, *others)
 
-  def logits(self, target_weights, hidden, depth):
-    return shared_score(target_weights, self.target, hidden)
+  logits = Eagle.logits

@@ -50,10 +50,7 @@ class PublishedMedusa(HeadModule):
       for _ in range(r.levels)
     ]
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
-    return hidden, layers
+  step = Medusa.step
 
   def logits(self, target_weights, hidden, depth):
     for block in self.residual[depth]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec.drafters.heads.draft_head import Head, HeadModule
-from specdec.models.experts import weight
+from specdec.models.experts import Weight
 from specdec.models.layouts import look_up
 from specdec.models.linear import Linear
 
@@ -32,26 +32,14 @@ class _Norm(nn.Module):
     return _normalized(x) * scale[None, None] + bias[None, None]
 
 
-class _Table(nn.Module):
-  """An embedding table of its own, [V, W]."""
-
-  size: int
-  width: int
-
-  @nn.compact
-  def __call__(self, tokens):
-    table = weight(self, (self.size, self.width), jnp.float32)
-    return look_up(table, tokens)
-
-
 class MlpSpeculator(HeadModule):
   """`DraftHead`'s functions; encoded [B, T, M], hidden [B, T, W]."""
 
   def setup(self):
     r = self.head_config
     count = 1 if r.tied else r.levels
-    size = self.target.vocab_size
-    self.embed_table = [_Table(size, r.width) for _ in range(count)]
+    shape = self.target.vocab_size, r.width
+    self.embed_table = [Weight(shape) for _ in range(count)]
     self.project = [
       Linear(r.width) for _ in range(min(2, r.levels) if r.tied else count)
     ]
@@ -72,7 +60,8 @@ class MlpSpeculator(HeadModule):
   ):
     stage = 0 if self.head_config.tied else depth
     x = self.project[min(depth, len(self.project) - 1)](hidden)
-    x = x + self.embed_scale * self.embed_table[stage](tokens)
+    table = self.embed_table[stage](jnp.float32)
+    x = x + self.embed_scale * look_up(table, tokens)
     return jax.nn.gelu(self.norm[stage](x), approximate=False), layers
 
   def logits(self, target_weights, hidden, depth):

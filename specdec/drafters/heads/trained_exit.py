@@ -29,12 +29,9 @@ class Exit(HeadModule):
 
   def encode(self, output):
     shape = (*output.hidden.shape[:2], self.head_config.width)
-    none = jnp.zeros(shape, output.hidden.dtype)
-    last = (
-      self.recycled(output.hidden)
-      if self.head_config.feeds_back_hidden
-      else none
-    )
+    last = none = jnp.zeros(shape, output.hidden.dtype)
+    if self.head_config.feeds_back_hidden:
+      last = self.recycled(output.hidden)
     return jnp.concatenate([none, last], axis=-1)
 
   def step(

@@ -10,14 +10,13 @@ import numpy as np
 
 def most_frequent(
   tokens: np.ndarray, count: int, vocab_size: int
-) -> tuple[np.ndarray | None, float]:
-  """The `count` most frequent ids, ascending, and what part of `tokens` they
-  are; (None, 1) for count 0.
+) -> np.ndarray | None:
+  """Returns the `count` most frequent ids, ascending; None for count 0.
 
   Ties go to the lower id. Ids that never occur fill up what is left.
   """
   if count == 0:
-    return None, 1.0
+    return None
   counts = np.bincount(np.ravel(tokens), minlength=vocab_size)
   ids = np.sort(np.argsort(-counts, kind="stable")[:count])
-  return ids.astype(np.int32), float(counts[ids].sum() / max(counts.sum(), 1))
+  return ids.astype(np.int32)
