@@ -45,7 +45,7 @@ ALLOWED = {
   "beam_step": "types",
   "beam_traversal": "types traversal beam_step",
   "drafters": f"{_CORE} draft_shape draft_length models utils.spelling "
-  f"utils.loops {_CACHED}",
+  f"utils.kinds utils.loops {_CACHED}",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode inputs "
   "slots compiled.hlo",
   "roofline": "types draft_tree sharding models.config models.params "

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.head_kinds import KINDS
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
 from specdec.training.options import check_range
@@ -103,7 +104,7 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
     raise ValueError(f"loss.block belongs to a block drafter, not to {kind}")
   if loss.drop and not head_config.parallel:
     raise ValueError(f"loss.drop belongs to peagle, not to {kind}")
-  if loss.feature_weight and not head_config.predicts_hidden:
+  if loss.feature_weight and not KINDS[kind].predicts_hidden:
     raise ValueError(
       f"feature_weight = {loss.feature_weight}: a head of kind {kind!r} does "
       "not predict the target's hidden states; only 'eagle' does"

@@ -31,7 +31,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.linear import Linear, RMSNorm, linear
 from specdec.models.rotary import rotate
 from specdec.models.transformer import MLP, Place, rope_angles, split_heads
-from specdec.types import Array, ModelOutput, PyTree
+from specdec.types import Array, ModelOutput
 
 
 class BlockAttention(nn.Module):
@@ -137,9 +137,6 @@ class BlockLayer(nn.Module):
       self.attention_conv = Convolution(self.block.taps, self.block.group)
       self.mlp_conv = Convolution(self.block.taps, self.block.group)
 
-  def context(self, x: Array, angles) -> tuple[Array, Array]:
-    return self.attention.context(x, angles)
-
   def __call__(self, x: Array, angles, attend: Attend, slots: int):
     y, behind = self.attention_norm(x), lambda y: y
     if self.block.taps:
@@ -153,7 +150,7 @@ class BlockLayer(nn.Module):
 
 
 class Block(nn.Module):
-  """`BlockHead`'s functions."""
+  """`BlockHead`'s functions, but for those of its successor."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -192,7 +189,9 @@ class Block(nn.Module):
 
   def context(self, encoded: Array, positions: Array):
     angles = rope_angles(self.config, positions, None)
-    return tuple(layer.context(encoded, angles) for layer in self.layer)
+    return tuple(
+      layer.attention.context(encoded, angles) for layer in self.layer
+    )
 
   def draft(
     self,
@@ -227,22 +226,6 @@ class Block(nn.Module):
 
   def logits(self, target_weights: TargetWeights, hidden: Array) -> Array:
     return self.head(target_weights, hidden)
-
-  def begin(self, batch: int, num_tokens: int) -> PyTree:
-    return self.successor.begin(batch, num_tokens)
-
-  def offer(self, logits: Array) -> PyTree:
-    return self.successor.offer(logits)
-
-  def step(self, target_weights, state, tokens, hidden, offered, depth):
-    return self.successor.step(
-      target_weights, state, tokens, hidden, offered, depth
-    )
-
-  def selection(
-    self, hidden: Array, tokens: Array, logits: Array, labels: Array
-  ) -> tuple[Array, Array]:
-    return self.successor.selection(hidden, tokens, logits, labels)
 
   def confidence(self, hidden: Array, tokens: Array) -> Array:
     memory = self.successor.memory(tokens).astype(hidden.dtype)

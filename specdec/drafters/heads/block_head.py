@@ -96,7 +96,7 @@ def block_from_module(
   ids: np.ndarray | None = None,
   place: sharding.Placement | None = None,
 ) -> BlockHead:
-  """Returns the block drafter of a Flax module with BlockHead's methods.
+  """Returns the block drafter of a Flax module like block.Block.
 
   Args:
     ids: [n] tokens that it can draft; None: all.
@@ -128,16 +128,18 @@ def block_from_module(
     hidden, _ = mdl.draft(target_weights, zero, positions, attends)
     hidden = hidden[:, 0, :1]
     logits = mdl.logits(target_weights, hidden)
-    state = mdl.begin(1, 1)
-    offered = mdl.offer(logits)
-    mdl.step(target_weights, state, zero, hidden, offered, 0)
+    state = mdl.successor.begin(1, 1)
+    offered = mdl.successor.offer(logits)
+    mdl.successor.step(target_weights, state, zero, hidden, offered, 0)
     if head_config.block.confidence:
       mdl.confidence(hidden, zero)
 
   def init(key):
     return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
 
-  methods = "encode context draft logits begin offer step selection confidence"
+  def of_successor(name):
+    return call(lambda mdl, *args: getattr(mdl.successor, name)(*args))
+
   return BlockHead(
     head_config,
     place or sharding.anywhere,
@@ -146,5 +148,7 @@ def block_from_module(
     target.vocab_size,
     init,
     cache_constructor(head_config, target, place),
-    *(call(getattr(module, name)) for name in methods.split()),
+    *map(call, (module.encode, module.context, module.draft, module.logits)),
+    *map(of_successor, ("begin", "offer", "step", "selection")),
+    call(module.confidence),
   )

@@ -10,6 +10,7 @@ from specdec.drafters.heads import block_cost
 from specdec.drafters.heads.block_cost import num_weights
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
+from specdec.drafters.heads.head_kinds import KINDS
 from specdec.models import attention
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import WeightFormat
@@ -125,7 +126,8 @@ def step_weights(
     path[0].key.startswith("embed_table")
     for path, _ in jax.tree.leaves_with_path(net)
   ]
-  width = config.width if config.has_own_hidden else given.shape[-1]
+  own_hidden = KINDS[config.kind].own_hidden
+  width = config.width if own_hidden else given.shape[-1]
   exit_hidden = jnp.zeros((1, 1, target.width)) if config.exits else None
   tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
   level = min(1, config.levels - 1)

@@ -5,7 +5,6 @@ file.
 """
 
 import dataclasses
-import typing
 from collections.abc import Mapping, Sequence
 
 from specdec.drafters.heads.block_config import BlockConfig
@@ -13,6 +12,7 @@ from specdec.drafters.heads.head_kinds import HEADS, KINDS, Kind
 from specdec.models import config, rope_scaling
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import RopeScaling, Yarn
+from specdec.utils import kinds
 from specdec.utils.spelling import check_choice
 
 # Fields of its layers, as in TransformerConfig.
@@ -121,8 +121,13 @@ class HeadConfig:
       object.__setattr__(self, "block", BlockConfig(**self.block))
     elif self.block is None and self.kind == "block":
       object.__setattr__(self, "block", BlockConfig())
+    if isinstance(self.features, list):
+      object.__setattr__(self, "features", tuple(self.features))
     for field in dataclasses.fields(self):
-      _check_type(field, getattr(self, field.name))
+      kinds.check(field.name, getattr(self, field.name), field.type)
+    for name in ("norm_epsilon", "rope_theta"):
+      if getattr(self, name) > 1e38:  # in float32 it would be infinite
+        raise ValueError(f"{name} = {getattr(self, name)}; at most 1e38")
     for name in ("num_layers", "levels", "residual_layers"):
       if getattr(self, name) > _MOST:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
@@ -208,7 +213,7 @@ class HeadConfig:
       )
     allowed = options if self.is_published else ()
     for name in _PUBLISHED:
-      default = _DEFAULTS[name]
+      default = getattr(HeadConfig, name)
       if getattr(self, name) != default and name not in allowed:
         raise ValueError(
           f"{name} = {getattr(self, name)!r:.60} of {self.kind} with layout = "
@@ -254,16 +259,6 @@ class HeadConfig:
     return self.levels + self.block.offset
 
   @property
-  def predicts_hidden(self) -> bool:
-    """Whether it predicts the target's hidden states."""
-    return self._kind.predicts_hidden
-
-  @property
-  def has_own_hidden(self) -> bool:
-    """Whether its hidden states are of another width than what it encodes."""
-    return self._kind.own_hidden
-
-  @property
   def parallel(self) -> bool:
     """Whether masks stand for tokens not drawn yet: one pass for all levels."""
     return self._kind.parallel
@@ -292,20 +287,10 @@ class HeadConfig:
     """Its decoder layers, as a decoder's config; it has no such vocabulary."""
     if self.layer is not None:
       return dataclasses.replace(self.layer, num_layers=max(self.num_layers, 1))
+    fields = {name: getattr(self, name) for name in OF_LAYERS}
+    fields["qk_norm"] |= bool(self.block)
     return TransformerConfig(
-      vocab_size=1,
-      num_layers=max(self.num_layers, 1),
-      width=self.width,
-      mlp_width=self.mlp_width,
-      num_heads=self.num_heads,
-      num_kv_heads=self.num_kv_heads,
-      head_dim=self.head_dim,
-      norm_epsilon=self.norm_epsilon,
-      rope_theta=self.rope_theta,
-      rope_scaling=self.rope_scaling,
-      qkv_bias=self.qkv_bias,
-      qk_norm=self.qk_norm or bool(self.block),
-      norm_offset=self.norm_offset,
+      vocab_size=1, num_layers=max(self.num_layers, 1), **fields
     )
 
   def check(self, target: TransformerConfig) -> None:
@@ -363,32 +348,6 @@ class HeadConfig:
       )
 
 
-_DEFAULTS = {
-  field.name: field.default for field in dataclasses.fields(HeadConfig)
-}
 _PUBLISHED = sorted(
   {x for kind in KINDS.values() for x in kind.published or ()}
 )
-
-
-def _check_type(field: dataclasses.Field, value) -> None:
-  """Refuses what may have been read from a damaged file."""
-  kind = field.type
-  whole = lambda x: type(x) is int and abs(x) < 2**31  # noqa: E731
-  if kind is int:
-    right, words = whole(value), "an integer below 2**31"
-  elif kind is float:
-    right = whole(value) or (type(value) is float and abs(value) < 1e38)
-    words = "a number below 1e38"
-  elif kind in (str, bool):
-    right, words = isinstance(value, kind), f"a {kind.__name__}"
-  elif kind == RopeScaling | Yarn | None:
-    right, words = isinstance(value, kind), "None, a RopeScaling or a Yarn"
-  elif kind in (BlockConfig | None, TransformerConfig | None):
-    name = typing.get_args(kind)[0].__name__
-    right, words = isinstance(value, kind), f"None or a {name}"
-  else:
-    right = isinstance(value, tuple) and all(map(whole, value))
-    words = "integers"
-  if not right:
-    raise ValueError(f"{field.name} = {value!r:.60}; it must be {words}")
