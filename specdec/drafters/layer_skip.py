@@ -120,7 +120,6 @@ def layer_skip(
       spec = spec._replace(widths=draft_shape.step_widths(k)[1:])
 
   def init(params, context: Context, prefill_output):
-    del params, prefill_output
     if threshold is None:
       return None
     zero = jnp.zeros(context.length.shape)
@@ -144,7 +143,6 @@ def layer_skip(
     return draft._replace(resume=Resume(None, cache.layers)), state
 
   def update(params, state, context, draft: Draft, accept_result, output):
-    del params, context, output
     if threshold is None:
       return None
     t, drafted = threshold, draft.count - 1

@@ -70,7 +70,6 @@ def lookup(
   spec = spec._replace(widths=widths, siblings="deterministic", name="lookup")
 
   def propose(params, draft_state, context: Context):
-    del params
     draft_tokens, longest = jax.vmap(lambda t, n: _propose_row(t, n, ngram, k))(
       *text_match.with_source(context)
     )

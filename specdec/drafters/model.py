@@ -159,7 +159,6 @@ def _drafter(
     return (text.tokens, text.end) if room else (context.tokens, context.length)
 
   def init(params: Params, context: Context, prefill_output):
-    del prefill_output
     weights, mapped = parts(params)
     batch, size = context.tokens.shape
     text = None
@@ -224,7 +223,6 @@ def _drafter(
     return draft, _State(cache, slot, text)
 
   def update(params, state: _State, context, draft, accept_result, output):
-    del output
     if depth == 0:
       return state
     accepted, cache = accept_result.num_accepted, state.cache

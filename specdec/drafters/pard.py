@@ -52,7 +52,6 @@ def pard(
   kv.check_tokens(draft_model, size, "the draft")
 
   def init(params: Params, context: Context, prefill_output):
-    del prefill_output
     batch, length = context.tokens.shape
     if draft_model.encode is not None and context.source is None:
       raise ValueError(
@@ -105,8 +104,7 @@ def pard(
     draft = mask_slots.draw(context, shape, logits)
     return draft, cache.replace(length=length)
 
-  def update(params, cache, context, draft, accept_result, output):
-    del params, context, draft, accept_result, output
+  def update(params, cache, *rest):
     return cache
 
   spec, idle = shape.spec._replace(name="pard"), draft_shape.idle(shape)

@@ -19,10 +19,8 @@ from specdec.drafters.heads.block_head import Attend, BlockHead
 from specdec.models import attention
 from specdec.models.attention import View
 from specdec.types import (
-  AcceptResult,
   Array,
   Context,
-  Draft,
   Drafter,
   KVCache,
   Model,
@@ -191,15 +189,7 @@ def drafter(
     tree, _ = shape.sample_tree(context, logits[:, 0], run, carry)
     return tree.draft, cache
 
-  def update(
-    params: Params,
-    cache: KVCache,
-    context: Context,
-    draft: Draft,
-    accept_result: AcceptResult,
-    output: ModelOutput,
-  ):
-    del context, draft
+  def update(params, cache: KVCache, context, draft, accept_result, output):
     path = accept_result.path[:, :, None]
     features = tuple(
       jnp.take_along_axis(x, path, axis=1) for x in output.features

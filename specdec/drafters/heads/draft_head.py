@@ -343,8 +343,7 @@ def in_dtype(net: PyTree, dtype: str) -> PyTree:
 def weights_of(
   draft_head: DraftHead, net: PyTree, target: PyTree
 ) -> dict[str, Any]:
-  """Params.draft of a drafter: its net, and the target's rows it may draft
-  token.
+  """Returns Params.draft: a head's net, and the rows that it may draft with.
 
   Args:
     target: the target's parameters, packed or not.

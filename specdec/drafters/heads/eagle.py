@@ -33,9 +33,7 @@ class Eagle(HeadModule):
     self.blocks = Blocks(self.head_config, self.place)
     self.up = Linear(self.target.width)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     x = jnp.concatenate([embedded(target_weights, tokens), hidden], axis=-1)
     x, layers = self.blocks(self.fuse(x), layers, view)
     return self.up(x), layers
@@ -65,9 +63,7 @@ class PublishedEagle(HeadModule):
     self.layer_0 = _FirstLayer(r.layers, self.place)
     self.blocks = Blocks(r, self.place, first=1)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     x = self.embed_table(target_weights, tokens)
     x = self.fuse(jnp.concatenate([x, hidden], axis=-1))
     x, first = self.layer_0(x, layers[0] if layers else None, view)

@@ -52,9 +52,7 @@ class Eagle3(HeadModule):
   def embed_tokens(self, target_weights, tokens):
     return embedded(target_weights, tokens)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     x = self.embed_norm(self.embed_tokens(target_weights, tokens))
     x = self.fuse(jnp.concatenate([x, self.norm(hidden)], axis=-1))
     return self.blocks(hidden + x, layers, view)
@@ -109,9 +107,7 @@ class PublishedEagle3(HeadModule):
   def embed_tokens(self, target_weights, tokens):
     return self.embed_table(target_weights, tokens)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     x, first = self.layer_0(
       self.embed_tokens(target_weights, tokens),
       hidden,

@@ -30,9 +30,7 @@ class Hydra(HeadModule):
       x, ((0, 0), (0, 0), (0, self.head_config.levels * x.shape[-1]))
     )
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, depth, *rest):
     first = (1 + depth) * self.head_config.width
     x = self.token(embedded(target_weights, tokens))
     return jax.lax.dynamic_update_slice_in_dim(hidden, x, first, 2), layers

@@ -26,9 +26,7 @@ class Medusa(HeadModule):
   def encode(self, output):
     return self.down(self.norm(output.hidden))
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, *rest):
     return hidden, layers
 
   def logits(self, target_weights, hidden, depth):

@@ -55,9 +55,7 @@ class MlpSpeculator(HeadModule):
       return output.hidden
     return _normalized(output.hidden) / 2**0.5
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, depth, *rest):
     stage = 0 if self.head_config.tied else depth
     x = self.project[min(depth, len(self.project) - 1)](hidden)
     table = self.embed_table[stage](jnp.float32)

@@ -35,9 +35,7 @@ class Mtp(HeadModule):
     self.up = Linear(self.target.width)
     self.head = Head(r, self.target, self.num_tokens)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     x = self.embed_norm(embedded(target_weights, tokens))
     x = jnp.concatenate([self.hidden_norm(hidden), x], axis=-1)
     x, layers = self.blocks(self.fuse(x), layers, view)
@@ -56,9 +54,7 @@ class PublishedMtp(HeadModule):
     self.blocks = Blocks(r, self.place)
     self.head = Head(r, self.target, self.num_tokens, normed=True)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, *rest):
     parts = [
       self.embed_norm(self.embed_table(target_weights, tokens)),
       self.hidden_norm(hidden),

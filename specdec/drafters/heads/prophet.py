@@ -22,9 +22,7 @@ class Prophet(HeadModule):
     self.blocks = Blocks(r, self.place)
     self.head = Head(r, self.target, self.num_tokens)
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, view, depth, *rest):
     x = self.down(embedded(target_weights, tokens))
     if depth == 0:
       x = jnp.concatenate([self.start(hidden), x], axis=1)

@@ -34,9 +34,7 @@ class ReDrafter(HeadModule):
       [output.hidden, jnp.zeros_like(output.hidden)], axis=-1
     )
 
-  def step(
-    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
-  ):
+  def step(self, target_weights, tokens, hidden, layers, *rest):
     context, state = jnp.split(hidden, 2, axis=-1)
     token = embedded(target_weights, tokens)
     if self.head_config.rnn:

@@ -21,10 +21,8 @@ from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead, View
 from specdec.models import attention
 from specdec.types import (
-  AcceptResult,
   Array,
   Context,
-  Draft,
   Drafter,
   KVCache,
   Model,
@@ -215,15 +213,7 @@ def drafter(
       state = state._replace(cache=cache.replace(layers=carry.layers))
     return draft, state
 
-  def update(
-    params: Params,
-    state: State,
-    context: Context,
-    draft: Draft,
-    accept_result: AcceptResult,
-    output: ModelOutput,
-  ):
-    del context
+  def update(params, state: State, context, draft, accept_result, output):
     path, count = accept_result.path, accept_result.num_committed
 
     def along(x):  # [B, N, ...] to [B, D + 1, ...], the accepted path first
