@@ -28,7 +28,7 @@ def drafter_cost(
   config = head.head_config
   net = jax.eval_shape(head.init, jax.random.key(0))
   rows, copied, row_size = vocabulary_rows(head, target)
-  own, few = own_rows(head), few_rows(head)
+  own, few = own_rows(head)
   turns, follows = 0, config.block.successor != "none"
   size, weight = item_size(target), weight_size(target, form)
   row_size = weight if form and copied else row_size
@@ -136,19 +136,15 @@ def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
   return rows, copied, row_size
 
 
-def own_rows(head) -> int:
-  """Returns the weights of a vocabulary projection of a head's own that a pass
-  reads, if it is of the target's whole vocabulary; else 0."""
-  config = head.head_config
-  whole = config.head == "own" and head.ids is None
-  return head.vocab_size * config.width if whole else 0
-
-
-def few_rows(head) -> int:
-  """Returns the same of a projection of fewer tokens than the target's."""
-  config = head.head_config
-  fewer = config.head == "own" and head.ids is not None
-  return len(head.ids) * config.width if fewer else 0
+def own_rows(head) -> tuple[int, int]:
+  """Returns the weights of a vocabulary projection of a head's own: if it is of
+  the target's whole vocabulary, and if it is of fewer tokens; else 0."""
+  width = head.head_config.width
+  if head.head_config.head != "own":
+    return 0, 0
+  if head.ids is None:
+    return head.vocab_size * width, 0
+  return 0, len(head.ids) * width
 
 
 def logits_of(head, spread: bool = True) -> dict[str, int]:

@@ -221,10 +221,8 @@ def _cached(head: BlockHead, layer, view: View) -> Attend:
   put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
 
   def attend(query, key, value):
-    keys, values = (
-      put(layer[0], key, view.slot),
-      put(layer[1], value, view.slot),
-    )
+    keys = put(layer[0], key, view.slot)
+    values = put(layer[1], value, view.slot)
     y = attention.attend(
       query,
       keys,

@@ -37,7 +37,7 @@ def drafter_cost(
     return block_cost.drafter_cost(draft_head, target, form)
   net, encoded = _shapes(draft_head, target)
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
-  own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
+  own, few = block_cost.own_rows(draft_head)
   read, embeds = step_weights(draft_head, target)
   layers, experts = config.layers, ()
   expert = (2 + layers.gated) * layers.width * layers.mlp_width
