@@ -161,11 +161,8 @@ class Aim(NamedTuple):
 
   def at(self, index: Array) -> "Aim":
     """Returns positions index [B, any] of an Aim of [B, T]."""
-
-    def take(x):
-      return jax.vmap(lambda row, places: row[places])(x, index)
-
-    return jax.tree.map(take, self)
+    take = jax.vmap(lambda row, places: row[places])
+    return jax.tree.map(lambda x: take(x, index), self)
 
 
 def aim(head, logits: Array, labels: Array) -> Aim:
