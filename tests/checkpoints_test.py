@@ -17,9 +17,12 @@ import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file, save_file
 
+import programs
 from gguf_files import CONFIG, random_params
 from specdec import checkpoints
+from specdec.checkpoints import conversion
 from specdec.checkpoints import fetch as fetching
+from specdec.models import weight_formats
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 RECORDED = sorted(folder.name for folder in PARITY.iterdir())
@@ -234,6 +237,29 @@ def test_pickled_weights_are_refused(tmp_path):
   (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
   with pytest.raises(ValueError, match=r"only pickled .*pytorch_model\.bin"):
     checkpoints.load(tmp_path)
+
+
+def test_keys_of_other_models_are_no_matter(tmp_path):
+  programs.write_model(tmp_path, num_layers=1)
+  path = tmp_path / "config.json"
+  content = json.loads(path.read_text())
+  (name,) = content["architectures"]
+  changes = {"text_config": "x", "architectures": name}
+  path.write_text(json.dumps(content | changes))
+  model = checkpoints.load(tmp_path)
+  length = content.get("max_position_embeddings")
+  assert model.trained_length == length
+  described = conversion.describe_target(str(tmp_path), model.config)
+  assert described.architectures == (name,)
+
+
+def test_orbax_holds_weights_in_no_other_form(tmp_path):
+  params = random_params(CONFIG)
+  checkpoints.save_orbax(tmp_path / "model", params, CONFIG)
+  weights = weight_formats.parse("stored")
+  for read in checkpoints.load, checkpoints.inspect:
+    with pytest.raises(ValueError, match="is an Orbax checkpoint, which"):
+      read(tmp_path / "model", weights=weights)
 
 
 def test_bad_sources(tmp_path):

@@ -135,6 +135,7 @@ def test_packages_of_a_corpus(install, tmp_path):
       "taught/tests/test_one.py": "assert taught\n",
       "taught/_vendor/other.py": "other = 1\n",
       "taught/copy.py": "name = 'kept'\n",
+      "ast.py": "other = 1\n",
       "../bin/tool.py": "tool = 1\n",
     },
   )
@@ -143,7 +144,10 @@ def test_packages_of_a_corpus(install, tmp_path):
   corpus.write(folder, ["taught"], ["kept"])
   run_folder.release()
   assert (folder / "train/taught/one.py").read_text() == "taught = 1\n"
-  assert [x.name for x in (folder / "train/taught").iterdir()] == ["one.py"]
+  names = {x.name for x in (folder / "train/taught").iterdir()}
+  assert names == {"one.py", "ast.py"}
+  assert (folder / "train/taught/ast.py").read_text() == "other = 1\n"
+  assert "class NodeVisitor" in (folder / "train/ast.py").read_text()
   assert (folder / "held_out/kept/one.py").read_text() == "name = 'kept'\n"
   assert (folder / "held_out/json/decoder.py").is_file()
   manifest = json.loads((folder / "manifest.json").read_text())

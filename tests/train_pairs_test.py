@@ -15,6 +15,7 @@ from specdec.training import (
   data,
   functions,
   objective,
+  prompts,
   setup,
   train_drafter,
   train_model,
@@ -118,6 +119,22 @@ def test_decorators_of_a_body_s_first_function_are_its_own(tmp_path):
   assert outer.source == "body: def outer(\n  a\n):\n"
   assert outer.text.startswith("  @wraps(\n    a\n  )\n  @again\n  def inner()")
   assert inner.source == "body: def inner():\n"
+
+
+def test_text_left_of_a_method_keeps_its_letters(tmp_path):
+  (tmp_path / "m.py").write_text(
+    'class A:\n    def f(self):\n        return """\nSELECT a\n  FROM b"""\n'
+  )
+  (pair,) = functions.pairs(tmp_path)
+  assert pair.text == '    return """\nSELECT a\n  FROM b"""'
+
+
+def test_prompts_end_behind_a_docstring(tmp_path):
+  head = 'def f(a):\n  """Doc."""'
+  body = "\n  a += 1\n  a += 2\n  a += 3\n  return a\n"
+  (tmp_path / "m.py").write_text(f'"""m"""\nx = 1\n\x0c\n{head}{body}')
+  (prompt,) = prompts.functions(tmp_path)
+  assert prompt.endswith(f"\n\n{head}")
 
 
 class Letters:

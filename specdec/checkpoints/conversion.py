@@ -90,7 +90,7 @@ def describe_target(name: str, config: TransformerConfig) -> formats.Target:
     content |= {"architectures": hf_config.render(config)["architectures"]}
   return formats.target_of(config)._replace(
     name=name,
-    architectures=tuple(content["architectures"]),
+    architectures=tuple(hf_config.architectures(content)),
     max_length=content.get("max_position_embeddings"),
   )
 

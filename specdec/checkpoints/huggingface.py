@@ -40,9 +40,9 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 def trained_length(directory: Path) -> int | None:
   """Returns how many positions a config says the model is for."""
   content = read_json(directory / "config.json")
-  length = (content.get("text_config") or content).get(
-    "max_position_embeddings"
-  )
+  nested = content.get("text_config")
+  content = nested if isinstance(nested, dict) else content
+  length = content.get("max_position_embeddings")
   return length if isinstance(length, int) else None
 
 

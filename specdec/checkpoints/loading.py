@@ -65,9 +65,19 @@ def inspect(
     reader = gguf.Weights(path)
     config = gguf.config(reader, dtype)
   else:
+    _check_orbax(path, weights)
     config = huggingface.config(path, dtype)
     reader = huggingface.Weights(path) if stored else None
   return _with_formats(config, weights, reader)
+
+
+def _check_orbax(path: Path, weights: WeightFormat | None) -> None:
+  """Refuses to hold an Orbax checkpoint's matrices in another form."""
+  if weights is not None and orbax_layout.has_weights(path):
+    raise ValueError(
+      f"weights = {weights}: {path} is an Orbax checkpoint, which is loaded in "
+      "dtype; rewrite it as safetensors (convert)"
+    )
 
 
 def _with_formats(
@@ -142,12 +152,8 @@ def load(
       if text
       else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
     )
+    _check_orbax(path, weights)
     if orbax_layout.has_weights(path):
-      if weights is not None:
-        raise ValueError(
-          f"weights = {weights}: {path} is an Orbax checkpoint, which is "
-          "loaded in dtype; rewrite it as safetensors (convert)"
-        )
       shardings = place and model_params.shardings(config, place)
       params = orbax_layout.read(path, config, dtype, shardings)
     else:

@@ -263,6 +263,8 @@ def write(
         seen.add(digest)
         is_held_out = name.split("/")[0] in origin.held_out
         part = "held_out" if is_held_out else "train"
+        if name in parts[part]:  # of another package
+          name = f"{origin.name}/{name}"
         parts[part][name], hashes[part][name] = text, digest
   beginnings = [
     x

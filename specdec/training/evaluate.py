@@ -64,8 +64,7 @@ def held_out_losses(
       raise ValueError(f"{name} is an encoder-decoder; a text has no sources")
     tokenizers.append(model.tokenizer)
     ids = data.tokenize(documents, model.tokenizer)
-    packed = data.Packed(ids, sequence)
-    rows = packed.evenly_spaced(packed.count)
+    rows = data.Packed(ids, sequence).rows
     objective = jax.jit(language_model(transformer.model(model.config)))
     pieces = [rows[i : i + _ROWS] for i in range(0, len(rows), _ROWS)]
     total = sum(
@@ -116,7 +115,9 @@ def acceptance_by_decoding(
     ValueError: the prompts are longer than a sequence.
   """
   rows, source = held_out.evenly_spaced(decoding.prompts), None
-  if isinstance(rows, data.Pairs):
+  lengths = np.full(len(jax.tree.leaves(rows)[0]), decoding.length)
+  if isinstance(rows, data.Pairs):  # of which some are shorter
+    lengths = np.minimum(lengths, rows.length)
     rows, source = rows.tokens, rows.source
   check_prompts(held_out, decoding)
   prompts = rows[:, : decoding.length]
@@ -128,7 +129,7 @@ def acceptance_by_decoding(
       acceptance.rejection(),
       params,
       prompts,
-      np.full((len(prompts),), decoding.length),
+      lengths,
       jax.random.key(0),
       max_length=decoding.length + decoding.new_tokens,
       sampling=sampling.settings(len(prompts), decoding.temperature),

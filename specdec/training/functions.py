@@ -6,14 +6,13 @@ signature with its docstring, whose body is the text.
 """
 
 import ast
-import io
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.training.prompts import modules, spread
+from specdec.training.prompts import lines_of, modules, spread
 from specdec.utils import files
 
 _PROMPT = 400  # most characters of a source that is a prompt
@@ -39,16 +38,11 @@ def pairs(path: str | Path) -> list[Pair]:
   """
   result = []
   for text, module in modules(path):
-    lines = _lines(text)
+    lines = lines_of(text)
     for node in ast.walk(module):
       if isinstance(node, _FUNCTION):
         result += _of_function(node, lines)
   return result
-
-
-def _lines(text: str) -> list[str]:
-  """Returns the lines that ast counts, which do not end at a form feed."""
-  return list(io.StringIO(text, newline=""))
 
 
 def _of_function(node: _FUNCTION, lines: Sequence[str]) -> Iterator[Pair]:
@@ -67,9 +61,12 @@ def _of_function(node: _FUNCTION, lines: Sequence[str]) -> Iterator[Pair]:
   if docstring:
     source = textwrap.dedent("".join([*head, *rest]))
     yield Pair("docstring", f"docstring: {source}", docstring)
-  indent = len(lines[node.lineno - 1]) - len(lines[node.lineno - 1].lstrip())
+  first = lines[node.lineno - 1]
+  indent = first[: len(first) - len(first.lstrip())]
   source = textwrap.dedent("".join([*head, *described]))
-  text = "".join(line[indent:] if line.strip() else "\n" for line in rest)
+  # What lies left of it is within a string, and stays.
+  rest = (x.removeprefix(indent) if x.strip() else "\n" for x in rest)
+  text = "".join(rest)
   yield Pair("body", f"body: {source}", text.strip("\n"))
 
 

@@ -5,6 +5,7 @@ Its answers train a drafter: drafts follow the target's text, not people's.
 
 import ast
 import contextlib
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,6 +61,11 @@ def modules(path: str | Path) -> Iterator[tuple[str, ast.Module]]:
       yield text, ast.parse(text)
 
 
+def lines_of(text: str) -> list[str]:
+  """Returns the lines that ast counts, which do not end at a form feed."""
+  return list(io.StringIO(text, newline=""))
+
+
 def functions(path: str | Path) -> list[str]:
   """Returns functions up to the end of their docstrings.
 
@@ -67,12 +73,13 @@ def functions(path: str | Path) -> list[str]:
   """
   heads = []
   for text, module in modules(path):
-    lines = text.splitlines()
+    lines = lines_of(text)
     for node in module.body:
       if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
         continue
       if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
-        head = "\n".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
+        head = "".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
+        head = head.removesuffix("\n")
         if len(head) <= _LONG:
           heads.append(head)
   return [
