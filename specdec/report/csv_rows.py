@@ -12,12 +12,11 @@ from specdec.report import result_plots
 def flat(entry: object, name: str = "") -> Iterator[tuple[str, object]]:
   """Yields (name, value) for every leaf, 'acceptance.conditional.1.value' for
   example; parts of a list count from 1."""
-  parts = None
   if isinstance(entry, dict):
     parts = entry.items()
   elif isinstance(entry, list):
     parts = enumerate(entry, 1)
-  if parts is None:
+  else:
     yield name, entry
     return
   for key, part in parts:

@@ -1,7 +1,8 @@
 """Tables of drafters side by side, and of subsets of layers."""
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from specdec.report.tables import estimate, listed, markdown, speedup_of
 
@@ -74,26 +75,22 @@ _BEST = {  # the fastest chain, and tokens per second of both
 }
 
 
-def by_batch(documents: Sequence[dict]) -> str:
+def batches(documents: Mapping, *names: str) -> str:
   """Formats documents of compare_drafters.py that differ in the batch: each
   drafter's fastest chain at each, losses included."""
   rows: dict[tuple[float, str], dict] = {}
-  for document in documents:
-    for run in document["runs"]:
+  for name in names:
+    for run in documents[name]["runs"]:
       drafter = run["drafter"]
       row = rows.setdefault((drafter["temperature"], drafter["name"]), {})
       row.setdefault(run["batch"], []).append(run)
   batches = sorted({batch for row in rows.values() for batch in row})
 
-  def cell(batch: int) -> Callable[[tuple], str]:
-    def text(row: tuple) -> str:
-      runs = rows[row].get(batch)
-      if not runs:
-        return ""
-      best = max(runs, key=speedup_of)
-      return f"{_speed(best)}, k = {best['k']}"
-
-    return text
+  def cell(batch: int, row: tuple) -> str:
+    if batch not in rows[row]:
+      return ""
+    best = max(rows[row][batch], key=speedup_of)
+    return f"{_speed(best)}, k = {best['k']}"
 
   def longest(row: tuple) -> dict:
     runs = next(iter(rows[row].values()))
@@ -104,7 +101,7 @@ def by_batch(documents: Sequence[dict]) -> str:
     "drafter": "{[1]}",
     "at position 1 2 3 4": lambda row: _by_position(longest(row)),
   }
-  columns |= {f"batch {batch}": cell(batch) for batch in batches}
+  columns |= {f"batch {x}": functools.partial(cell, x) for x in batches}
   return markdown(rows, columns)
 
 

@@ -1,5 +1,6 @@
 """Tables of drafters trained with equal weights: configs/train/equal.py."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -49,18 +50,16 @@ def _by_k(
   ]
   ks = sorted({k for row in rows for k in row["runs"]})
 
-  def cell(k: int) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      runs = row["runs"].get(k, ())
-      return str(metrics.mean([value(run) for run in runs])) if runs else ""
-
-    return text
+  def cell(k: int, row: dict) -> str:
+    runs = row["runs"].get(k, ())
+    return str(metrics.mean([value(run) for run in runs])) if runs else ""
 
   def seeds(row: dict) -> int:
     return max(map(len, row["runs"].values()))
 
   columns = {"kind": "{[kind]}", "seeds": lambda row: str(seeds(row))}
-  return markdown(rows, columns | {f"k={k}": cell(k) for k in ks})
+  columns |= {f"k={k}": functools.partial(cell, k) for k in ks}
+  return markdown(rows, columns)
 
 
 def by_seed(runs: Sequence[dict]) -> str:
@@ -95,25 +94,18 @@ def priced(runs: Sequence[dict]) -> str:
         best[temperature, kind, chip] = _best(kind, by_k, chip)
   rows = []
   for temperature, kind in dict.fromkeys(key[:2] for key in best):
-    row = {
-      "temperature": f"{temperature:g}",
-      "kind": kind,
-      "as": TWINS[kind][0],
-    }
+    row = [f"{temperature:g}", kind, TWINS[kind][0]]
     for chip in CHIPS:
       point = best[temperature, kind, chip]
-      row[chip] = f"{point.speedup:.2f}, k = {point.k}"
-      row[f"tokens, {chip}"] = f"{point.tokens:.2f}"
       other = best.get((temperature, AGAINST, chip))
       level = other and point.tokens * other.speedup / point.speedup
-      row[f"level, {chip}"] = f"{level:.2f}" if level else ""
+      row += [f"{point.speedup:.2f}, k = {point.k}", f"{point.tokens:.2f}"]
+      row.append(f"{level:.2f}" if level else "")
     rows.append(row)
-  columns = {name: f"{{[{name}]}}" for name in ("temperature", "kind", "as")}
+  names = ["temperature", "kind", "as"]
   for chip in CHIPS:
-    columns[chip] = f"{{[{chip}]}}"
-    columns[f"tokens/pass, {chip}"] = f"{{[tokens, {chip}]}}"
-    columns[f"level with {AGAINST} at, {chip}"] = f"{{[level, {chip}]}}"
-  return markdown(rows, columns)
+    names += [chip, f"tokens/pass, {chip}", f"level with {AGAINST} at, {chip}"]
+  return markdown(rows, {x: f"{{[{i}]}}" for i, x in enumerate(names)})
 
 
 def _best(kind: str, by_k: Mapping[int, Sequence], chip: str) -> planning.Point:

@@ -1,5 +1,6 @@
 """Tables of how a batch's drafts get their length: measured, and priced."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from specdec.report import goodput_tables, tables
@@ -33,20 +34,16 @@ def _by_batch(runs: Iterable[tuple[str, dict]], form: Callable) -> str:
   is bold."""
   rows, columns = {}, {"rows": "{[batch]}"}
 
-  def cell(heading: str) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      text = str(estimate("speed", "speedup")(row[heading]))
-      best = max(
-        (x for x in row if x != "batch"), key=lambda x: speedup_of(row[x])
-      )
-      return f"**{text}**" if heading == best else text
-
-    return text
+  def cell(heading: str, row: dict) -> str:
+    text = str(estimate("speed", "speedup")(row[heading]))
+    ways = (x for x in row if x != "batch")
+    best = max(ways, key=lambda x: speedup_of(row[x]))
+    return f"**{text}**" if heading == best else text
 
   for heading, run in runs:
     row = rows.setdefault(run["batch"], {"batch": run["batch"]})
     row[heading] = run
-    columns[heading] = cell(heading)
+    columns[heading] = functools.partial(cell, heading)
   table = form(rows.values(), columns)
   decided = [row for row in rows.values() if "adaptive" in row]
   return f"{table}\n\n{_where_short(decided)}" if decided else table

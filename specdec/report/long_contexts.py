@@ -30,7 +30,7 @@ def _parts(
   return shapes_alone.checkpoint.config, cost
 
 
-def by_context(documents: Sequence[Mapping]) -> str:
+def long_contexts(documents: Mapping, *names: str) -> str:
   """Returns a row a context: measured / predicted speedup of each drafter, then
   from where on one drafts faster than another, by prediction.
 
@@ -38,17 +38,17 @@ def by_context(documents: Sequence[Mapping]) -> str:
   read weights and KV; verification takes what a pass of its size took.
 
   Args:
-    documents: of bench.py, each of one drafter and one context; of one target
-      and one type of its cache.
+    names: documents of bench.py, each of one drafter and one context; of one
+      target and one type of its cache.
   """
-  places = [
-    (x["settings"]["context"], x["settings"]["drafter"]) for x in documents
-  ]
-  settings, k = documents[0]["settings"], documents[0]["runs"][0]["k"]
-  target, kv = settings["target"], settings.get("kv")
+  points = [documents[name] for name in names]
+  settings = [point["settings"] for point in points]
+  places = [(x["context"], x["drafter"]) for x in settings]
+  target, kv = settings[0]["target"], settings[0].get("kv")
+  k = points[0]["runs"][0]["k"]
   passes = [
     {x["tokens"]: x["seconds"]["median"] for x in document["passes"]}
-    for document in documents
+    for document in points
   ]
   config, _ = _parts(target, places[0][1], k, kv)
   ones = [one[1] for one in passes]
@@ -59,7 +59,7 @@ def by_context(documents: Sequence[Mapping]) -> str:
     return round_cost(deployment, cost, k, 1, context).only("draft").seconds
 
   cells = {}
-  for place, document, seconds in zip(places, documents, passes):
+  for place, document, seconds in zip(places, points, passes):
     context, drafter = place
     [run] = document["runs"]
     speed, tokens = run["speed"], run["acceptance"]["tokens_per_pass"]["value"]

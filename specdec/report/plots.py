@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from specdec.report import canvas, tables
 
 ALL = tables.ALL  # the group of everything, drawn last and emphasised
+_WIDTH = 22  # characters of a label's line
 
 _TOKENS = "acceptance", "tokens_per_pass", "tokens per target step"
 _LENGTH = "acceptance", "accepted_length", "accepted tokens a round"
@@ -44,9 +45,9 @@ def by_group(
   return _bars(curves, title, caveats)
 
 
-def _bars(curves, title, caveats, tokens=_TOKENS, width=22) -> Figure:
+def _bars(curves, title, caveats, tokens=_TOKENS, width=_WIDTH) -> Figure:
   curves = _ascending(curves, "k")
-  labels = [_wrap(label, width) for label in curves]
+  labels = [canvas.label(label, width) for label in curves]
   places = np.arange(len(labels))
   figure, panels = canvas.figure(_height(labels), title, caveats, 2)
   for axes, quantity in zip(panels, (tokens, _TIMES)):
@@ -68,7 +69,7 @@ def _bars(curves, title, caveats, tokens=_TOKENS, width=22) -> Figure:
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(_wrap(quantity[-1], 30))
+    axes.set_xlabel(canvas.label(quantity[-1], 30))
     axes.set_yticks(places, labels if axes is panels[0] else [])
     axes.tick_params(axis="y", length=0)
   for label, text in zip(curves, panels[0].get_yticklabels()):
@@ -82,7 +83,7 @@ def over_k(
   """Plots tokens per target step and speedup over k, of at most one run of a
   label at each k."""
   curves = _ascending(curves, "k")
-  height = max(3.8, _height(map(_wrap, curves)))
+  height = max(3.8, _height(canvas.label(x, _WIDTH) for x in curves))
   figure, panels = canvas.figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
   for axes in panels:
@@ -254,11 +255,7 @@ def _style(i: int, label: str) -> dict:
   look = canvas.style(i)
   if label == ALL:  # drawn below the thinner lines
     look = {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
-  return look | {"label": _wrap(label)}
-
-
-def _wrap(label: str, width: int = 22) -> str:
-  return canvas.label(label, width)
+  return look | {"label": canvas.label(label, _WIDTH)}
 
 
 def _ascending(curves: dict, name: str) -> dict:

@@ -5,6 +5,7 @@ Each takes documents by name, and the names that a region gives.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ from specdec.report import (
   sweep_page,
   tables,
 )
-from specdec.report.long_contexts import by_context
+from specdec.report.long_contexts import long_contexts
 from specdec.report.tables import estimate, markdown, speedup_of
 from specdec.roofline.calibration import Calibration
 
@@ -78,16 +79,13 @@ def passes(documents: Mapping, *names: str) -> str:
       rows.append({"of": document, "batch": batch, "passes": some})
       counts |= dict.fromkeys(some)
 
-  def cell(n: int) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      if n not in row["passes"]:
-        return ""
-      one = row["passes"][n]
-      times = Estimate(**one["times_first"])
-      shown = "" if n == min(row["passes"]) else f" ({times})"
-      return f"{1e3 * one['seconds']['median']:.2f}{shown}"
-
-    return text
+  def cell(n: int, row: dict) -> str:
+    if n not in row["passes"]:
+      return ""
+    one = row["passes"][n]
+    times = Estimate(**one["times_first"])
+    shown = "" if n == min(row["passes"]) else f" ({times})"
+    return f"{1e3 * one['seconds']['median']:.2f}{shown}"
 
   def first(row: dict) -> dict:
     return row["passes"][min(row["passes"])]
@@ -101,7 +99,7 @@ def passes(documents: Mapping, *names: str) -> str:
     "weights": lambda row: row["of"]["settings"].get("weights") or "as dtype",
     "context": "{[of][settings][context]}",
     "rows": "{[batch]}",
-    **{f"n = {n}": cell(n) for n in sorted(counts)},
+    **{f"n = {n}": partial(cell, n) for n in sorted(counts)},
     "GB/s read then": lambda row: f"{first(row)['bandwidth'] / 1e9:.0f}",
     "first, of that": lambda row: tables.share(first(row)["bandwidth_share"]),
     "first, of the roof": roof,
@@ -162,10 +160,9 @@ def groups(documents: Mapping, name: str) -> str:
     for group in dict.fromkeys(run["group"] for run in runs)
   ]
 
-  def cell(k: int) -> Callable[[dict], str]:
-    tokens = estimate("acceptance", "tokens_per_pass")
-    speedup = estimate("speed", "speedup")
-    return lambda row: f"{tokens(row[k])}, {speedup(row[k])}"
+  def cell(k: int, row: dict) -> str:
+    tokens = estimate(k, "acceptance", "tokens_per_pass")(row)
+    return f"{tokens}, {estimate(k, 'speed', 'speedup')(row)}"
 
   def every(row: dict) -> str:
     return " ".join(dict.fromkeys(map(same, row.values())))
@@ -176,7 +173,7 @@ def groups(documents: Mapping, name: str) -> str:
     "baseline, tokens/s": lambda row: (
       f"{row[ks[0]]['speed']['baseline_tokens_per_second']:.1f}"
     ),
-    **{f"k = {k}": cell(k) for k in ks},
+    **{f"k = {k}": partial(cell, k) for k in ks},
     "same text": every,
   }
   return markdown(rows, columns)
@@ -184,18 +181,7 @@ def groups(documents: Mapping, name: str) -> str:
 
 def drafters(documents: Mapping, *names: str) -> str:
   """Runs of compare_drafters.py, several documents as one."""
-  runs = [run for name in names for run in documents[name]["runs"]]
-  return drafter_tables.of_drafters(runs, markdown)
-
-
-def batches(documents: Mapping, *names: str) -> str:
-  """Drafters by batch, a document of compare_drafters.py for each."""
-  return drafter_tables.by_batch([documents[name] for name in names])
-
-
-def long_contexts(documents: Mapping, *names: str) -> str:
-  """Self-drafts by context, a document of bench.py for each cell."""
-  return by_context([documents[name] for name in names])
+  return drafter_tables.of_drafters(_runs(documents, names), markdown)
 
 
 def _runs(documents: Mapping, names: Iterable[str]) -> list[dict]:
@@ -270,33 +256,30 @@ def best_shapes(documents: Mapping, *names: str) -> str:
   for name in names:
     runs = documents[name]["runs"]
     for nodes in sorted({run["nodes"] for run in runs}):
-      some = [run for run in runs if run["nodes"] == nodes]
       kinds = {}
-      for run in some:
-        chain = run["comparison"]["shape"] == "chain"
-        kinds.setdefault("chain" if chain else "tree", []).append(run)
+      for run in runs:
+        if run["nodes"] == nodes:
+          chain = run["comparison"]["shape"] == "chain"
+          kinds.setdefault("chain" if chain else "tree", []).append(run)
       best = {kind: max(x, key=speedup_of) for kind, x in kinds.items()}
       rows.append({"of": documents[name], "nodes": nodes, **best})
 
-  def cell(kind: str) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      if kind not in row:
-        return ""
-      run = row[kind]
-      text = str(estimate("speed", "speedup")(run))
-      if kind == "tree":
-        text += f", {run['comparison']['shape']}"
-        more = "chain" in row and speedup_of(run) > speedup_of(row["chain"])
-        text = f"**{text}**" if more else text
-      return text
-
+  def cell(kind: str, row: dict) -> str:
+    if kind not in row:
+      return ""
+    run = row[kind]
+    text = str(estimate("speed", "speedup")(run))
+    if kind == "tree":
+      text += f", {run['comparison']['shape']}"
+      if "chain" in row and speedup_of(run) > speedup_of(row["chain"]):
+        return f"**{text}**"
     return text
 
   columns = {
     "temperature": "{[of][settings][temperature]:g}",
     "draft tokens": lambda row: row["nodes"] - 1,
-    "chain": cell("chain"),
-    "best tree (bold: ahead of the chain)": cell("tree"),
+    "chain": partial(cell, "chain"),
+    "best tree (bold: ahead of the chain)": partial(cell, "tree"),
   }
   return markdown(rows, columns)
 
@@ -306,17 +289,12 @@ def sweep(documents: Mapping, name: str) -> str:
   lines = documents[name]["lines"]
   ks = sorted({line["run"]["k"] for line in lines})
 
-  def cell(k: int) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      if k not in row:
-        return ""
-      line = row[k]
-      text = (
-        f"{speedup_of(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
-      )
-      return text if 0.9 <= sweeps.ratio(line) <= 1.1 else f"**{text}**"
-
-    return text
+  def cell(k: int, row: dict) -> str:
+    if k not in row:
+      return ""
+    run, predicted = row[k]["run"], row[k]["prediction"]["speedup"]
+    text = f"{speedup_of(run):.2f} / {predicted:.2f}"
+    return text if 0.9 <= sweeps.ratio(row[k]) <= 1.1 else f"**{text}**"
 
   parts = []
   for title, group in sweeps.by_setting(lines).items():
@@ -324,7 +302,7 @@ def sweep(documents: Mapping, name: str) -> str:
     for line in group:
       rows.setdefault(line["run"]["batch"], {})[line["run"]["k"]] = line
     columns = {"rows": lambda row: next(iter(row.values()))["run"]["batch"]}
-    columns |= {f"k = {k}": cell(k) for k in ks}
+    columns |= {f"k = {k}": partial(cell, k) for k in ks}
     text = f"{title}: {sweeps.band(group)}"
     parts.append(f"{text}\n\n{markdown(rows.values(), columns)}")
   parts.append(f"All: {sweeps.band(lines)}.")
@@ -416,8 +394,8 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, batches, equal, equal_priced,
-    long_contexts, rules, exact, lossy, beams, engines, goodput,
+    passes, slots, decoding, groups, drafters, drafter_tables.batches, equal,
+    equal_priced, long_contexts, rules, exact, lossy, beams, engines, goodput,
     mixture_tables.experts, mixture_tables.mixture_batches,
     best_shapes, length_tables.lengths, length_tables.priced_lengths, sweep,
     leviathan, printed, compiled, calibration, identity,

@@ -13,7 +13,7 @@ from specdec.benchmark import sweeps
 from specdec.benchmark.metrics import Estimate
 from specdec.report import papers
 from specdec.report.result_tables import Missing, find, identities
-from specdec.report.tables import estimate, markdown, percent
+from specdec.report.tables import estimate, markdown, percent, speedup_of
 
 _SPEEDUP = estimate("speed", "speedup")
 _TOKENS = estimate("acceptance", "tokens_per_pass")
@@ -64,9 +64,6 @@ def _flatness(target: str, *bounds: float | None) -> Of:
   return answer
 
 
-_PEERS = "llama.cpp", "transformers"
-
-
 def _roof(documents: Mapping) -> str:
   texts = []
   for target, bound in (("smollm2", 0.88), ("shipped", 0.75)):
@@ -93,10 +90,6 @@ def _buffers(documents: Mapping) -> str:
   return "; ".join(texts)
 
 
-def _fastest(runs: Iterable[dict]) -> dict:
-  return max(runs, key=lambda run: _SPEEDUP(run).value)
-
-
 def _mixture(documents: Mapping) -> str:
   runs = documents["mixture_batches"]["runs"]
   return "; ".join(
@@ -109,7 +102,7 @@ def _best(name: str) -> Of:
 
   def answer(documents: Mapping) -> str:
     runs = [x for x in documents[name]["runs"] if x["group"] == "all"]
-    best = _fastest(runs)
+    best = max(runs, key=speedup_of)
     gain = _SPEEDUP(best)
     verdict = "" if gain.value > 1 else "**no**: "
     if abs(gain.value - 1) < 2 * (gain.error or 0):
@@ -135,14 +128,15 @@ def _drafter(documents: Mapping) -> str:
     for run in documents["drafters"]["runs"]:
       if run["drafter"]["temperature"] == temperature:
         by_name.setdefault(run["drafter"]["name"], []).append(run)
-    best = {name: _fastest(runs) for name, runs in by_name.items()}
-    ranked = sorted(best.items(), key=lambda x: -_SPEEDUP(x[1]).value)
+    best = (max(runs, key=speedup_of) for runs in by_name.values())
+    ranked = sorted(best, key=speedup_of, reverse=True)[:2]
     shown = (
-      f"`{name}` {_SPEEDUP(x)} ({x['drafter']['shape']} of {x['nodes'] - 1})"
-      for name, x in ranked[:2]
+      f"`{x['drafter']['name']}` {_SPEEDUP(x)} ({x['drafter']['shape']} of "
+      f"{x['nodes'] - 1})"
+      for x in ranked
     )
     text = f"temperature {temperature:g}: {', then '.join(shown)}"
-    if not _differ(*(_SPEEDUP(x) for _, x in ranked[:2])):
+    if not _differ(*map(_SPEEDUP, ranked)):
       text += ", which cannot be told apart"
     texts.append(text)
   return "; ".join(texts)
@@ -154,7 +148,7 @@ def _trees(documents: Mapping) -> str:
     kinds: dict[bool, list[dict]] = {True: [], False: []}
     for run in documents[name]["runs"]:
       kinds[run["comparison"]["shape"] == "chain"].append(run)
-    chain, tree = _fastest(kinds[True]), _fastest(kinds[False])
+    chain, tree = (max(kinds[x], key=speedup_of) for x in (True, False))
     ours, other = _SPEEDUP(tree), _SPEEDUP(chain)
     verdict = "yes" if ours.value > other.value else "**no**"
     if not _differ(ours, other):
@@ -234,8 +228,9 @@ def _engines(documents: Mapping) -> str:
   """Our best mean of tokens per second, and that of llama.cpp's 8 bits."""
   engines = documents["engines"]["engines"]
   other = find(engines, name="llama.cpp-Q8_0")
+  peers = "llama.cpp", "transformers"
   ours = max(
-    (x for x in engines if not x["name"].startswith(_PEERS)),
+    (x for x in engines if not x["name"].startswith(peers)),
     key=lambda x: x["mean"]["value"],
   )
   parts = [Estimate(**x["mean"]) for x in (ours, other)]
@@ -284,13 +279,10 @@ def _identity(documents: Mapping) -> str:
   )
 
 
-_ON_V6E = "70b", "mixture", "hybrid"
-
-
 def _tpu(documents: Mapping) -> str:
   texts = []
-  for name in ("tpu_8b", *(f"tpu_{x}_v6e" for x in _ON_V6E)):
-    document = documents[name]
+  for name in ("8b", "70b_v6e", "mixture_v6e", "hybrid_v6e"):
+    document = documents[f"tpu_{name}"]
     step = find(document["steps"], step="verify")
     moved = step["read"] + step["written"]
     share = moved / document["cost_model"]["verify"]["bytes"]

@@ -40,7 +40,7 @@ def _cells(rows: Iterable, columns: Mapping) -> list[list[str]]:
   return [[str(entry(row)) for entry in show] for row in rows]
 
 
-def estimate(*path: str) -> Callable[[dict], Estimate]:
+def estimate(*path: str | int) -> Callable[[dict], Estimate]:
   """Returns a column of estimates, found in a document by their path."""
   return lambda row: Estimate(**functools.reduce(dict.__getitem__, path, row))
 
