@@ -10,7 +10,7 @@ from specdec.cli.app import Flags, Options
 from specdec.report import tables
 from specdec.utils import terminal
 
-_NAMES = ("most_k", "calibration", "explain")
+_COSTS = ("most_k", "calibration")  # what k is chosen from
 
 
 def define(flags: Flags, lengths: bool = False) -> None:
@@ -46,6 +46,7 @@ def define_lengths(flags: Flags) -> None:
 def _define_length(flags: Flags) -> None:
   flags.strings(
     "length",
+    [],
     "Besides the numbers of --k: auto, adaptive, or a shape that ends chains, "
     "such as 'entropy(limit=0.4)'; repeatable.",
   )
@@ -54,22 +55,21 @@ def _define_length(flags: Flags) -> None:
 def read(options: Options) -> None:
   """Reads them; refuses what cannot work, or has no effect."""
   setup_flags.read(options)
+  if options.k != () or options.adaptive:
+    setup_flags.refuse(options, ["explain"], "is for --k=auto")
   if getattr(options, "length", ()):
     if options.k == ():
       raise ValueError("--length is compared with numbers of --k; give some")
-    setup_flags.refuse(options, ["explain"], "is for --k=auto")
     check_lengths(options)
     return
   if options.k != ():
     other = " or --length" if hasattr(options, "length") else ""
-    setup_flags.refuse(options, ["explain"], "is for --k=auto")
     why = f"is for --k=auto or --k=adaptive{other}"
-    setup_flags.refuse(options, _NAMES, why)
+    setup_flags.refuse(options, _COSTS, why)
     return
   _check_costs(options)
   calibrated.check(setup_flags.setup_of(options, k=1, batch=1))
   if options.adaptive:
-    setup_flags.refuse(options, ["explain"], "is for --k=auto")
     setup_flags.setup_of(options, k=options.most_k, batch=1, shape="adaptive")
 
 
@@ -92,7 +92,7 @@ def _check_costs(options: Options) -> None:
 def check_lengths(options: Options) -> None:
   """Refuses values of --length that cannot work, and flags without it."""
   if not options.length:
-    setup_flags.refuse(options, ("most_k", "calibration"), "is for --length")
+    setup_flags.refuse(options, _COSTS, "is for --length")
     return
   _check_costs(options)
   for name in options.length:

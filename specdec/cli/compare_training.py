@@ -69,7 +69,7 @@ def define(flags: app.Flags) -> None:
   flags.string("picture", None, "Picture to write: .png, .svg or .pdf.")
   flags.string("title", None, "The picture's; default: how many drafters.")
   flags.string("json", None, "Write joint runs here as JSON, run by run.")
-  flags.strings("model", "Named like --target of generate.py; repeatable.")
+  flags.strings("model", [], "Named like --target of generate.py; repeatable.")
   flags.string("data", None, "Text that the 3-gram counts; default: no 3-gram.")
   flags.string("held_out", None, "Text to evaluate on.")
   flags.integer("sequence", 256, "Tokens that a model sees.")

@@ -1,7 +1,6 @@
 """The flags of one program: absl's, integers and files of a config."""
 
 import copy
-import functools
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -89,16 +88,14 @@ class Flags:
     other._left_out = self._left_out | frozenset(names)
     return other
 
-  def strings(self, name: str, text: str) -> None:
-    """A flag that may be repeated."""
-    self._strings(name, [], text)
-
   def integers(
     self, name: str, default: str | None, text: str, auto: bool = False
   ) -> None:
     """One integer or several: 4, or 1,2,4-8; with auto also words."""
-    define = self._integers_or_auto if auto else self._integers
-    define(name, default, text, serializer=flags.CsvListSerializer(","))
+    if name not in self._left_out:
+      form = Integers(auto), name, default, text
+      serializer = flags.CsvListSerializer(",")
+      flags.DEFINE(*form, flag_values=self.values, serializer=serializer)
 
   def config(self, name: str, text: str, shipped: str = "*.py") -> None:
     """A Python file whose get_config() gives a ConfigDict, as those in configs/
@@ -157,9 +154,7 @@ class Flags:
   bool = _method(flags.DEFINE_bool)
   list = _method(flags.DEFINE_list)  # texts with commas between them
   enum = _method(flags.DEFINE_enum)  # the accepted texts behind the default
-  _strings = _method(flags.DEFINE_multi_string)
-  _integers = _method(functools.partial(flags.DEFINE, Integers()))
-  _integers_or_auto = _method(functools.partial(flags.DEFINE, Integers(True)))
+  strings = _method(flags.DEFINE_multi_string)  # may be repeated
 
 
 def parsed(flag: flags.Flag, value):

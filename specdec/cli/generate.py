@@ -29,7 +29,7 @@ from specdec.utils import terminal
 def define(flags: app.Flags) -> None:
   auto_flags.define(flags)
   flags.string("prompt", None, "One prompt.")
-  flags.strings("stop", "Text that ends an answer; repeatable.")
+  flags.strings("stop", [], "Text that ends an answer; repeatable.")
   flags.integer(
     "repeats",
     3,
@@ -124,8 +124,8 @@ def generate(options: app.Options) -> None:
       "runs": [summary.document()],
       "compile_seconds": compile_seconds,
       "prompts": [
-        {"prompt_token_ids": ids} | answer.document()
-        for ids, answer in zip(encoded, answers)
+        {"prompt_token_ids": ids, "token_ids": one.ids, "text": one.text}
+        for ids, one in zip(encoded, answers)
       ],
     }
     results.write_json(options.json, document)

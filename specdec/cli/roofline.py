@@ -30,8 +30,7 @@ from specdec.benchmark.scenario import Scenario
 from specdec.cli import app, roofline_flags, setup_flags
 from specdec.cli.app import Options
 from specdec.report import length_tables, papers, roofline, roofline_plots
-from specdec.utils import terminal
-from specdec.utils.terminal import report
+from specdec.utils.terminal import progress, report
 
 
 def predict(options: Options) -> None:
@@ -44,9 +43,7 @@ def predict(options: Options) -> None:
   workload = roofline_flags.workload(options)
   scenario = roofline_flags.scenario(options)
   others = roofline_flags.other_chips(options)
-  drafts = []
-  if roofline_flags.compares_drafts(scenario):
-    drafts = options.drafts
+  drafts = options.drafts if roofline_flags.compares_drafts(scenario) else []
   acceptance = roofline_flags.draft_acceptance(options)
   pair = scenario.pair
   pair.check_memory(1, options.context)
@@ -84,7 +81,7 @@ def _lengths(options: Options, scenario: Scenario) -> list[dict]:
   most, repeats = options.most, options.lengths
   given = options.batches, options.context, options.alpha, most, repeats
   scenario.pair.check_memory(max(options.batches), options.context)
-  with terminal.progress("decoding table models"):
+  with progress("decoding table models"):
     return [*priced_lengths.compare(scenario.pair, *given)]
 
 

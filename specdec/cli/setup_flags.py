@@ -96,6 +96,7 @@ def define(
   flags.enum("dtype", "float32", checkpoints.DTYPES, texts["dtype"])
   flags.strings(
     "prompt_file",
+    [],
     "Text file (one prompt), or JSONL with prompt, text, turns or token_ids; "
     "repeatable.",
   )

@@ -91,10 +91,6 @@ class Answer:
       self._shown += 1
     sys.stdout.flush()
 
-  def document(self) -> dict:
-    """Token ids and text, for JSON."""
-    return {"token_ids": self.ids, "text": self.text}
-
   def _take(self, text: str) -> None:
     """Adds the last token's text, and cuts all of it at a stop string."""
     self.text += text
