@@ -19,6 +19,7 @@ from specdec.cache import CHUNK
 from specdec.models import cpu_kernels, layouts, params
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
+from specdec.roofline.cost import BYTES
 from specdec.sharding import CACHE, RECURRENT, STATE, Placement, Places
 from specdec.types import NO_COST, DrafterCost
 
@@ -64,10 +65,6 @@ class Plan:
     text = f"{', '.join(parts) or 'next to nothing'}, and a tenth to spare"
     text = f"{self.needed / _GIB:.2f} GiB of memory ({text})"
     return f"{text}; {self.caveat}" if self.caveat else text
-
-
-def _bytes_of(config: TransformerConfig) -> int:
-  return 4 if config.dtype == "float32" else 2
 
 
 def _share(axes, place: Placement | None) -> int:
@@ -227,7 +224,7 @@ def _pass_bytes(
     head: the pass computes logits.
   """
   rows = _padded(batch, place) / _share(("rows",), place)
-  size = _bytes_of(config)
+  size = BYTES[config.dtype]
   weights = weight_bytes(dataclasses.replace(config, weights=None), place)
   weights -= _expert_bytes(config, place)  # converted one after another
   copies = 0
@@ -256,12 +253,12 @@ def _expert_bytes(config: TransformerConfig, place: Placement | None) -> float:
     for x in params.specs(config).values()
     if "experts" in x.axes
   )
-  return _bytes_of(config) * sum(values)
+  return BYTES[config.dtype] * sum(values)
 
 
 def _tensor_bytes(config: TransformerConfig) -> list[int]:
   """Returns bytes of each tensor, in the order of initialisation."""
-  size = _bytes_of(config)
+  size = BYTES[config.dtype]
   return [size * math.prod(s.shape) for s in params.specs(config).values()]
 
 
@@ -271,7 +268,7 @@ def _drawing_bytes(models: Sequence[TransformerConfig]) -> float:
   for config in models:
     for size in _tensor_bytes(config):
       allocated += size
-      bits = _DRAWING[config.dtype] / _bytes_of(config) * size
+      bits = _DRAWING[config.dtype] / BYTES[config.dtype] * size
       peak = max(peak, allocated + bits)
   held = sum(weight_bytes(config) for config in models)
   return max(0, peak - held)

@@ -25,16 +25,15 @@ def flops(
       return sum(of(x, inside) for x in inside.values())
     if one.op not in ("dot", "convolution"):
       return 0.0
-    operands = [around[name].buffers[0].shape for name in one.operands[:2]]
-    count = _dot if one.op == "dot" else _convolution
-    return 2.0 * count(one, *operands)
+    left, right = (around[name].buffers[0].shape for name in one.operands[:2])
+    dot = one.op == "dot"
+    return 2.0 * (_dot(one, left) if dot else _convolution(one, left, right))
 
   return sum(times * of(*one) for *one, times in program.runs(unknown))
 
 
-def _dot(one: hlo.Instruction, left: tuple, right: tuple) -> int:
+def _dot(one: hlo.Instruction, left: tuple) -> int:
   """Returns the multiply-adds of a dot."""
-  del right
   [dims] = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", one.line)
   summed = math.prod(left[int(i)] for i in dims.split(",") if i)
   return math.prod(one.buffers[0].shape) * summed
@@ -58,14 +57,9 @@ def _convolution(one: hlo.Instruction, left: tuple, right: tuple) -> int:
   for label in filter(str.isdigit, sorted(of_result)):
     place = int(label)
     count *= _pairs(
-      *(
-        shape[labels.index(label)]
-        for shape, labels in (
-          (left, of_left),
-          (right, of_right),
-          (result, of_result),
-        )
-      ),
+      left[of_left.index(label)],
+      right[of_right.index(label)],
+      result[of_result.index(label)],
       stride=option("stride", place, 1),
       padding=option("pad", place, 0),
       spread=option("lhs_dilate", place, 1),
