@@ -124,28 +124,33 @@ def run(kind, seed, k, speedup, rates=(0.8, 0.7, 0.6)):
 def test_means_over_seeds():
   runs = [run("dflash", seed, 3, 1.0 + 0.3 * seed) for seed in range(3)]
   runs.append(run("rnn", 0, 5, 1.5))
-  tokens, speed = equal_tables.by_seed(runs).split("greedy; speedup")
+  table = equal_tables.equal({"x": {"runs": runs}}, "x")
+  tokens, speed = table.split("greedy; speedup")
   # 2, 3, 4: a deviation of 1, over the root of 3.
   assert "| dflash | 3 | 3.00 ± 0.58 (n = 3) |  |" in tokens
   assert "| dflash | 3 | 1.30 ± 0.17 (n = 3) |  |" in speed
   assert "| rnn | 1 |  | 1.50 |" in speed
 
 
+def priced(*runs):
+  return equal_tables.equal_priced({"x": {"runs": runs}}, "x")
+
+
 def test_better_acceptance_is_worth_more_at_8b():
   def prices(rates):
-    table = equal_tables.priced([run("dspark", 0, 3, 1.0, rates)])
+    table = priced(run("dspark", 0, 3, 1.0, rates))
     line = table.splitlines()[-1]
     return [float(x.split(",")[0]) for x in line.split(" | ")[3::3]]
 
   poor, good = prices((0.3, 0.2, 0.1)), prices((0.95, 0.95, 0.95))
   assert len(poor) == len(equal_tables.CHIPS)
   assert all(1.0 <= a < b for a, b in zip(poor, good))
-  assert equal_tables.priced([run("rnn", 0, 3, 1.0)]).count("\n") == 1
+  assert priced(run("rnn", 0, 3, 1.0)).count("\n") == 1
 
 
 def test_the_acceptance_that_would_draw_level():
   other = run("eagle3", 0, 3, 1.0, (0.9, 0.9, 0.9))
-  table = equal_tables.priced([run("dspark", 0, 3, 1.0, (0.5,) * 3), other])
+  table = priced(run("dspark", 0, 3, 1.0, (0.5,) * 3), other)
   cells = [line.strip(" |").split(" | ") for line in table.splitlines()[2:]]
   for chip in range(len(equal_tables.CHIPS)):
     (speed, tokens, level), (best, _, same) = (

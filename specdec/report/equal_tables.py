@@ -29,10 +29,12 @@ def kind_of(run: Mapping) -> str:
   return named[1] if named else run["drafter"]["name"]
 
 
-def _chains(runs: Sequence[dict]) -> dict[tuple[float, str], dict[int, list]]:
+def _chains(
+  documents: Mapping, names: Sequence[str]
+) -> dict[tuple[float, str], dict[int, list]]:
   """Runs by temperature and kind, and by k, in the order of their names."""
   groups: dict[tuple[float, str], dict[int, list]] = {}
-  for run in runs:
+  for run in (run for name in names for run in documents[name]["runs"]):
     drafter = run["drafter"]
     if drafter["shape"] == "chain":
       group = groups.setdefault((drafter["temperature"], kind_of(run)), {})
@@ -62,9 +64,9 @@ def _by_k(
   return markdown(rows, columns)
 
 
-def by_seed(runs: Sequence[dict]) -> str:
+def equal(documents: Mapping, *names: str) -> str:
   """Tokens per target step and speedups of every kind, means over seeds."""
-  groups, parts = _chains(runs), []
+  groups, parts = _chains(documents, names), []
   for temperature in sorted({temperature for temperature, _ in groups}):
     title = f"temperature {temperature:g}" if temperature else "greedy"
     for name, value in (
@@ -79,7 +81,7 @@ def by_seed(runs: Sequence[dict]) -> str:
   return "\n\n".join(parts)
 
 
-def priced(runs: Sequence[dict]) -> str:
+def equal_priced(documents: Mapping, *names: str) -> str:
   """Predicts published shapes for an 8 B target by the acceptance measured.
 
   The acceptance by position is that of the longest chain, a mean over seeds; a
@@ -88,7 +90,7 @@ def priced(runs: Sequence[dict]) -> str:
   length would need to be as fast as AGAINST.
   """
   best = {}
-  for (temperature, kind), by_k in _chains(runs).items():
+  for (temperature, kind), by_k in _chains(documents, names).items():
     if kind in TWINS:
       for chip in CHIPS:
         best[temperature, kind, chip] = _best(kind, by_k, chip)
@@ -118,5 +120,4 @@ def _best(kind: str, by_k: Mapping[int, Sequence], chip: str) -> planning.Point:
   size = min(most, *map(len, curves))
   prefix = np.cumprod(np.mean([x[:size] for x in curves], axis=0))
   scenario = Scenario.of(TARGET, drafter, chips.get(chip), most=size)
-  points = planning.sweep_k(scenario.pair, 1, CONTEXT, tuple(prefix), most=size)
-  return max(points, key=lambda point: point.speedup)
+  return planning.best_k(scenario.pair, 1, CONTEXT, tuple(prefix), size)

@@ -1,6 +1,6 @@
 """Tables of goodput.py: queues served by slot, under loads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.runs import BASELINE
@@ -30,8 +30,9 @@ def listed(entries: Sequence[dict], form=tables.listed) -> str:
   return form(entries, columns)
 
 
-def page(entries: Sequence[dict]) -> str:
+def goodput(documents: Mapping, name: str) -> str:
   """Formats the same as a page has it, and says where a way loses."""
+  entries = documents[name]["goodput"]
   losses = [
     f"{x['name']} at {_where(x)}"
     for x in entries

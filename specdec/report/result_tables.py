@@ -4,7 +4,7 @@ Each takes documents by name, and the names that a region gives.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -181,21 +181,8 @@ def groups(documents: Mapping, name: str) -> str:
 
 def drafters(documents: Mapping, *names: str) -> str:
   """Runs of compare_drafters.py, several documents as one."""
-  return drafter_tables.of_drafters(_runs(documents, names), markdown)
-
-
-def _runs(documents: Mapping, names: Iterable[str]) -> list[dict]:
-  return [run for name in names for run in documents[name]["runs"]]
-
-
-def equal(documents: Mapping, *names: str) -> str:
-  """Drafters of equal weights: means over seeds."""
-  return equal_tables.by_seed(_runs(documents, names))
-
-
-def equal_priced(documents: Mapping, *names: str) -> str:
-  """Their published shapes for a large target, by the acceptance measured."""
-  return equal_tables.priced(_runs(documents, names))
+  runs = [run for name in names for run in documents[name]["runs"]]
+  return drafter_tables.of_drafters(runs, markdown)
 
 
 def rules(documents: Mapping, name: str) -> str:
@@ -235,11 +222,6 @@ def beams(documents: Mapping, name: str) -> str:
     notes.append(f"- standard errors are over {', '.join(sorted(over))}")
   table = tables.of_beams(entries, markdown)
   return "\n\n".join([table, *filter(None, ["\n".join(notes)])])
-
-
-def goodput(documents: Mapping, name: str) -> str:
-  """Loads of goodput.py, and under which of them a way loses."""
-  return goodput_tables.page(documents[name]["goodput"])
 
 
 def engines(documents: Mapping, name: str) -> str:
@@ -394,10 +376,11 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, drafter_tables.batches, equal,
-    equal_priced, long_contexts, rules, exact, lossy, beams, engines, goodput,
-    mixture_tables.experts, mixture_tables.mixture_batches,
-    best_shapes, length_tables.lengths, length_tables.priced_lengths, sweep,
-    leviathan, printed, compiled, calibration, identity,
+    passes, slots, decoding, groups, drafters, drafter_tables.batches,
+    equal_tables.equal, equal_tables.equal_priced, long_contexts, rules, exact,
+    lossy, beams, engines, goodput_tables.goodput, mixture_tables.experts,
+    mixture_tables.mixture_batches, best_shapes, length_tables.lengths,
+    length_tables.priced_lengths, sweep, leviathan, printed, compiled,
+    calibration, identity,
   )
 }  # fmt: skip

@@ -6,6 +6,7 @@ A goal stands beside its figure; one that is missed says so.
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -194,8 +195,7 @@ def _by_kind(name: str, k: int, each: float, mean: float | None = None) -> Of:
       raise KeyError(k)
     shown = [f"{x} {goal(y, each, most=False)}" for x, y in kinds.items()]
     if mean is not None:
-      logs = [math.log(x.value) for x in kinds.values()]
-      average = math.exp(sum(logs) / len(logs))
+      average = statistics.geometric_mean(x.value for x in kinds.values())
       shown.append(f"geometric mean {goal(average, mean, most=False)}")
     return f"k = {k}: {', '.join(shown)}"
 
