@@ -136,10 +136,19 @@ COMMANDS = {
     --show=losses :: give --model and --held_out
     --show=losses x :: takes --model, and no folders
   """,
+  "count_experts --target={model}": """
+    --chat :: --chat is for --prompt_file
+  """,
+  "report": """
+    --title=a {prompts} :: --title is for --picture
+    --picture=a.png --csv=b :: give --picture or --csv
+    --picture=a.png --results=b :: give --picture or --results
+  """,
   "compile_tpu --mesh=model:1": """
     --topology=v9:1x1 :: no chip 'v9'
     --mesh=model:8 :: there are 1
     --steps=think :: --steps=think; known: prefill
+    --hlo={prompts} :: --hlo=...jsonl is not a folder
     --context=1 :: --context=1; it must be >= 2
     --here --patience_seconds=9 :: --here has no time limit
     --max_new_tokens=9 :: Unknown command line flag 'max_new_tokens'
@@ -147,6 +156,7 @@ COMMANDS = {
   "compile_training": f"""
     --here :: give --config, as configs/train/published.py:eagle3
     {HEAD} :: give --mesh, e.g. --mesh=data:2,model:8
+    {HEAD} --mesh=data:1 --hlo=nowhere/x :: there is no folder nowhere
     {HEAD} --mesh=data:2,model:2 :: needs 4 devices; there are 1
     {HEAD} --mesh=data:1 --here --patience_seconds=9 :: --here has no time
     {HEAD} --mesh=data:1 --topology=v9:1x1 :: no chip 'v9'

@@ -69,6 +69,13 @@ def test_gcsfs_is_what_is_looked_for():
   assert remote._has_gcsfs() == (importlib.util.find_spec("gcsfs") is not None)
 
 
+def test_copies_of_one_name_are_apart(bucket):
+  paths = [remote.as_path(f"gs://bucket/{x}/lines.jsonl") for x in "ab"]
+  one, other = map(remote.copy_of, paths)
+  remote.forget(paths[0])
+  assert len({one, other, remote.copy_of(paths[0])}) == 3
+
+
 def test_a_store_that_takes_nothing_is_refused_at_the_door(bucket):
   def fail(name):
     raise RuntimeError("Anonymous caller\ndoes not have access")

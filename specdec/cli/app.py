@@ -33,7 +33,7 @@ _MENDABLE = (ValueError, OSError, MemoryError)
 # Flags of what is written, also to an object store, and flags of texts; what
 # others name is read, or written, here.
 _REMOTE = ("output", "folder", "json", "html", "picture")
-_TEXTS = ("prompt", "stop", "title", "target_as")
+_TEXTS = ("prompt", "stop", "title", "target_as", "edit", "coordinator")
 _HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
 CONTINUES = "stopped; the same command goes on from here"
 

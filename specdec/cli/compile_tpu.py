@@ -60,6 +60,8 @@ def read(options: app.Options) -> Setup:
     if name not in lowering.STEPS:
       raise ValueError(f"--steps={name}; {choices(name, lowering.STEPS)}")
   app.check_writable("--json", options.json)
+  if options.hlo:
+    app.check_folder("--hlo", options.hlo)
   prompt = min(options.context - 1, _PROMPT)
   return setup_flags.setup_of(
     options,

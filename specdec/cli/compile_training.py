@@ -52,6 +52,7 @@ def read(options: app.Options) -> HeadSetup:
   if options.mesh is None:
     raise ValueError("give --mesh, e.g. --mesh=data:2,model:8")
   app.check_writable("--json", options.json)
+  app.check_writable("--hlo", options.hlo)
   setup = from_config(options.config.to_dict())
   if not isinstance(setup, HeadSetup):
     raise ValueError("--config is not that of a draft head")

@@ -42,6 +42,8 @@ def define(flags: app.Flags) -> None:
 def count(options: app.Options) -> None:
   app.check_at_least(options, 1, "samples", "context", "tokens")
   setup_flags.read(options, drafter="none", k=0)
+  if options.chat and not options.prompt_file:
+    raise ValueError("--chat is for --prompt_file")
   most = min(options.samples, options.context)
   sizes = options.tokens or [size for size in _SIZES if size <= most]
   if max(sizes) > most:
@@ -54,6 +56,7 @@ def count(options: app.Options) -> None:
     raise ValueError(f"--target={options.target} is no mixture of experts")
   header = setup_flags.header(options, setup)
   checkpoint = setup.load_target(app.note, packed=False).checkpoint
+  setup_flags.check_chat(options, checkpoint.tokenizer)
   source = rows.Source(
     checkpoint, options.prompt_file, options.chat, options.seed
   )

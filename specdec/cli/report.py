@@ -115,14 +115,14 @@ def tabulate(options: app.Options) -> None:
 
 
 def report(options: app.Options) -> None:
-  if options.picture and options.csv:
-    raise ValueError("give --picture or --csv, not both")
-  if options.picture:
-    return draw(options)
-  if options.csv:
-    return tabulate(options)
-  if options.results:
-    return fill(options)
+  others = {"picture": draw, "csv": tabulate, "results": fill}
+  given = [name for name in others if getattr(options, name)]
+  if len(given) > 1:
+    raise ValueError(f"give --{given[0]} or --{given[1]}, not both")
+  if not options.picture:
+    setup_flags.refuse(options, ["group", "title"], "is for --picture")
+  if given:
+    return others[given[0]](options)
   paths = [Path(argument) for argument in options.arguments]
   page = page_of(options, paths)
   app.check_writable("--page", page)

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _BYTES = {
-  "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2,
-  "s32": 4, "u32": 4, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "f32": 4,
-  "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8,
+  "pred": 1, "s2": 0.25, "u2": 0.25, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1,
+  "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "bf16": 2,
+  "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16, "f4e2m1fn": 0.5,
 }  # fmt: skip
+_FLOAT8 = "f8e3m4 f8e4m3 f8e4m3fn f8e4m3b11fnuz f8e4m3fnuz f8e5m2 f8e5m2fnuz"
+_BYTES |= dict.fromkeys([*_FLOAT8.split(), "f8e8m0fnu"], 1)
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 

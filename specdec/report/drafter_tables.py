@@ -80,7 +80,9 @@ def batches(documents: Mapping, *names: str) -> str:
   drafter's fastest chain at each, losses included."""
   rows: dict[tuple[float, str], dict] = {}
   for name in names:
-    for run in documents[name]["runs"]:
+    chains = documents[name]["runs"]
+    chains = (x for x in chains if x["drafter"]["shape"] == "chain")
+    for run in chains:
       drafter = run["drafter"]
       row = rows.setdefault((drafter["temperature"], drafter["name"]), {})
       row.setdefault(run["batch"], []).append(run)

@@ -26,6 +26,7 @@ _CALL = re.compile(
   r"\s*(?:(?P<place>[^\s():|]+):)?(?P<name>\w+)\s*(?:\((?P<args>.*)\))?\s*",
   re.DOTALL,
 )
+_QUOTED = re.compile(r"[\s,()=|'\"\[\]{}]")  # a string with one is quoted
 _USER = "specdec_user_"  # begins the names of modules that are users' files
 _OPEN_CONTEXT = ("siblings",)  # of a context, what a call may pass itself
 
@@ -47,7 +48,7 @@ class Call(NamedTuple):
 
 def _written(value) -> str:
   """Writes a value so that it is read back as the same."""
-  bare = isinstance(value, str) and value and not re.search(r"[\s,()=|]", value)
+  bare = isinstance(value, str) and value and not _QUOTED.search(value)
   if bare and _literal(value) is value:
     return value
   return repr(value)
@@ -66,10 +67,12 @@ def split(text: str, separator: str) -> Iterator[str]:
 
   Raises ValueError where these are not closed.
   """
-  depth, quote, begin = 0, "", 0
+  depth, quote, begin, escaped = 0, "", 0, False
   for i, character in enumerate(text):
     if quote:
-      quote = "" if character == quote else quote
+      ends = character == quote and not escaped
+      quote = "" if ends else quote
+      escaped = character == "\\" and not escaped
     elif character in "'\"":
       quote = character
     elif character in "([{":

@@ -19,6 +19,7 @@ What programs read, models, texts and settings, is read from local paths alone.
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -43,6 +44,7 @@ class _Copy:
 
 
 _copies: dict[str, _Copy] = {}  # by remote path
+_numbers = itertools.count()  # of the copies, of those forgotten too
 _locked: set[str] = set()  # remote folders whose .lock is ours
 _scratch: list[tempfile.TemporaryDirectory] = []  # of the copies; one or none
 
@@ -168,7 +170,7 @@ def copy_of(path) -> Path:
   """Returns the local copy of a remote file that grows, with its content."""
   text = os.fspath(path)
   if text not in _copies:
-    file = scratch() / f"{len(_copies)}-{path.name}"
+    file = scratch() / f"{next(_numbers)}-{path.name}"
     file.write_bytes(path.read_bytes() if path.exists() else b"")
     _copies[text] = _Copy(file)
     _copies[text].is_new = False
