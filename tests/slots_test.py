@@ -105,8 +105,7 @@ CASES = {
   ),
 }
 DUE = [("model", COUPLED), ("model", REJECTION), ("tree", REJECTION)]
-DUE += [("lookup | eagle", REJECTION), ("encoder-decoder", COUPLED)]
-DUE += [("threshold", REJECTION)]
+DUE += [("encoder-decoder", REJECTION)]  # check_drafter refills for the others
 LATE = [(name, COUPLED) for name in CASES] + [
   (name, REJECTION) for name in CASES if name != "baseline"
 ]
@@ -229,9 +228,12 @@ def test_filters_and_temperature_are_those_of_a_batch():
   check(table_decoder(temperature=0.0))
 
 
-def anew(drafter):
-  """The same drafter, for which programs are traced anew."""
-  return drafter._replace(init=lambda *args: drafter.init(*args))
+@pytest.fixture
+def refilling(monkeypatch):
+  """Patches what a refill is traced with, and nothing else."""
+  slots.refill.clear_cache()
+  yield monkeypatch.setattr
+  slots.refill.clear_cache()
 
 
 def forgetting(name):
@@ -261,12 +263,11 @@ def forgetting(name):
     ".done",
   ],
 )
-def test_planted_something_of_who_was_there_before_is_kept(leaf, monkeypatch):
+def test_planted_something_of_who_was_there_before_is_kept(leaf, refilling):
   """An old length or KV, old counts, an old key: each is noticed."""
-  monkeypatch.setattr(slots, "row_axes", forgetting(leaf))
-  drafter = anew(drafters.model(MODEL, 3))
+  refilling(slots, "row_axes", forgetting(leaf))
   with pytest.raises(AssertionError, match="assert"):
-    check(table_decoder(drafter=drafter))
+    check(table_decoder())
 
 
 @pytest.mark.parametrize(
@@ -276,26 +277,23 @@ def test_planted_something_of_who_was_there_before_is_kept(leaf, monkeypatch):
     pytest.param(".draft_state.cache.length", marks=SLOW),
   ],
 )
-def test_planted_the_state_of_a_head_is_kept(leaf, monkeypatch):
-  decoder = CASES["eagle"](REJECTION)
-  monkeypatch.setattr(slots, "row_axes", forgetting(leaf))
+def test_planted_the_state_of_a_head_is_kept(leaf, refilling):
+  refilling(slots, "row_axes", forgetting(leaf))
   with pytest.raises(AssertionError, match="assert"):
-    check(dataclasses.replace(decoder, drafter=anew(decoder.drafter)))
+    check(CASES["eagle"](REJECTION))
 
 
-def test_planted_noise_by_slot_is_noticed(monkeypatch):
-  honest = decode.start
+def test_planted_noise_by_slot_is_noticed(refilling):
+  decoder, honest = table_decoder(), decode.start
+  wanted, _ = together(decoder)
 
   def start(*args, index=None, **options):
     del index
     return honest(*args, **options)
 
-  drafter = anew(drafters.model(MODEL, 3))
-  decoder = table_decoder(drafter=drafter)
-  monkeypatch.setattr(slots.decode, "start", start)
+  refilling(slots.decode, "start", start)
   served = Server(decoder).serve(requests_of(decoder))
-  monkeypatch.undo()
-  assert [*map(tuple, served.texts)] != together(decoder)[0]
+  assert [*map(tuple, served.texts)] != wanted
 
 
 def test_many_refills_are_one_trace():
