@@ -27,12 +27,8 @@ from learned_kinds import (
   stumbling,
   target,
 )
-from specdec import (
-  acceptance,
-  draft_shape,
-  draft_tree,
-  drafters,
-)
+from planted import broken
+from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.checkpoints import hf_config
 from specdec.drafters import mask_slots
 from specdec.models import transformer
@@ -40,7 +36,6 @@ from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 from specdec.testing import check_drafter
-from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.training import data, loop, masked, rounds
 from specdec.training.masked import Masks
 from specdec.training.options import Options
@@ -166,7 +161,7 @@ def test_b21_a_plant_shows_that_training_and_drafting_differ(
 @pytest.mark.parametrize(
   "shape, rules",
   [
-    (CHAIN, (REJECTION, acceptance.block())),
+    (CHAIN, (REJECTION,)),
     slow(draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow(CHAIN, None),
     slow(draft_shape.chain(1), (REJECTION,)),
@@ -186,9 +181,7 @@ def test_by_enumeration(shape, rules):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "shape", [CHAIN, slow(TREE), slow(draft_shape.chain(1))]
-)
+@pytest.mark.parametrize("shape", [CHAIN, TREE, draft_shape.chain(1)])
 def test_of_a_transformer(shape):
   """With rounds that are not drafted."""
   model, params = target()
@@ -200,16 +193,11 @@ def test_of_a_transformer(shape):
   assert np.all(stats.rounds > stats.drafted[:, 0])
 
 
+@pytest.mark.slow  # as parallel_test shows of another drafter from masks
 def test_the_kit_sees_masks_left_in_the_cache():
   model, params = target()
-  with pytest.raises(AssertionError, match="breaks 'state'"):
-    check_drafter(
-      masks_left_in_the_cache(None),
-      model,
-      Params(params, draft()[1]),
-      rules=(REJECTION,),
-      skip={*INVARIANTS} - {"state"},
-    )
+  drafter = masks_left_in_the_cache(None)
+  broken("state", drafter, model, Params(params, draft()[1]))
 
 
 def test_it_refuses():
@@ -375,10 +363,7 @@ def test_a_run_leaves_a_draft_that_its_name_says_how_to_use(tmp_path):
     ),
     (dict(target="", loss=None), "set model.mask_token and target"),
     (dict(masks=dict(levels=0)), "masks.levels = 0; it must be >= 1"),
-    (
-      dict(masks=dict(levels=13)),
-      "options.sequence = 12; a draft of masks.levels takes at least 13",
-    ),
+    (dict(masks=dict(levels=13)), "options.sequence = 12; a draft of masks.le"),
   ],
 )
 def test_setups_refuse(tmp_path, changes, complaint):

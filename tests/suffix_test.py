@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import learned_kinds
+from planted import broken
 from specdec import (
   acceptance,
   decode,
@@ -22,6 +23,7 @@ from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.types import Params
 from text_statistics import SMALLEST_P, p_value
+from two_forms import slow
 
 TABLE, TABLES = learned_kinds.TABLE, learned_kinds.TABLES
 V = TABLE.vocab_size
@@ -264,25 +266,17 @@ def test_a_corpus_must_be_an_index():
 
 
 CORPUS = dict(corpus=True, min_match=1, factor=2.0)
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
   "make, params, rules",
   [
     (lambda: drafters.suffix(3, min_match=1), TABLES, REJECTION),
-    pytest.param(
-      *(lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, REJECTION), marks=SLOW
-    ),
+    slow(lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, REJECTION),
     (lambda: drafters.suffix(shape=TREE, **CORPUS), WITH_INDEX, REJECTION),
-    (lambda: drafters.suffix(0), TABLES, REJECTION),
-    pytest.param(
-      *(lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, None), marks=SLOW
-    ),
-    pytest.param(
-      *(lambda: drafters.suffix(shape=TREE, **CORPUS), WITH_INDEX, None),
-      marks=SLOW,
-    ),
+    slow(lambda: drafters.suffix(0), TABLES, REJECTION),
+    slow(lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, None),
+    slow(lambda: drafters.suffix(shape=TREE, **CORPUS), WITH_INDEX, None),
   ],
   ids=["text", "corpus", "tree", "nothing", "all rules", "tree, all rules"],
 )
@@ -293,7 +287,7 @@ def test_conformance(make, params, rules):
     assert 0 < stats.accepted.sum() < stats.evaluated.sum()
 
 
-@pytest.mark.parametrize("shape", [draft_shape.chain(3), TREE])
+@pytest.mark.parametrize("shape", [draft_shape.chain(3), slow(TREE)])
 def test_no_copy_of_a_cache(shape):
   """Chains have three widths; of a transformer, whose caches are large."""
   target, params = learned_kinds.target()
@@ -310,12 +304,6 @@ def test_no_copy_of_a_cache(shape):
   )
 
 
-def broken(invariant, drafter, params=WITH_INDEX):
-  skip = {*INVARIANTS} - {invariant}
-  with pytest.raises(AssertionError, match=f"breaks '{invariant}'"):
-    check_drafter(drafter, TABLE, params, rules=REJECTION, skip=skip)
-
-
 def proposing(change):
   """A tree of text and corpus, its context changed before it drafts."""
   honest = drafters.suffix(shape=TREE, **CORPUS)
@@ -327,9 +315,10 @@ def proposing(change):
 
 
 def test_planted_a_draft_of_another_row():
-  broken("rows", proposing(lambda context: context._replace(
-    tokens=jnp.roll(context.tokens, 1, axis=0)
-  )))  # fmt: skip
+  def other(context):
+    return context._replace(tokens=jnp.roll(context.tokens, 1, axis=0))
+
+  broken("rows", proposing(other), TABLE, WITH_INDEX)
 
 
 def test_planted_a_draft_by_the_noise_of_the_text():
@@ -340,4 +329,4 @@ def test_planted_a_draft_by_the_noise_of_the_text():
     tokens = jnp.where(column == last, token, context.tokens)
     return context._replace(tokens=tokens)
 
-  broken("drawn", proposing(peek))
+  broken("drawn", proposing(peek), TABLE, WITH_INDEX)
