@@ -21,7 +21,7 @@ from specdec import (
   traversal,
 )
 from specdec.drafters.heads import serve
-from specdec.types import Params, Skip
+from specdec.types import Params
 
 EOS = np.array([1], np.int32)
 TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
@@ -35,9 +35,6 @@ def head(target):
 DRAFTERS = {
   "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),  # two widths
   "early_exit": lambda target: drafters.early_exit(target, 1, shape=TREE),
-  "layer_skip": lambda target: drafters.layer_skip(
-    target, Skip((1,), (0,)), 3, drafters.Threshold(0.3)
-  ),
   "head": head,
 }
 

@@ -118,8 +118,13 @@ def test_what_a_seed_wrote_is_copied_under_other_noise(target, file, tmp_path):
   assert keys(f"suffix(corpus='{file}')", "coupled") == alone
 
 
-@pytest.mark.parametrize("first", ["suffix(k=4, corpus='{}')", "suffix(k=4)"])
-@pytest.mark.parametrize("other", ["head({}/head.safetensors)", "recycling"])
+@pytest.mark.parametrize(
+  "first, other",
+  [
+    ("suffix(k=4, corpus='{}')", "head({}/head.safetensors)"),
+    ("suffix(k=4)", "recycling"),
+  ],
+)
 def test_hybrids(target, file, first, other):
   call = f"{first.format(file)} | {other.format(target)}"
   decoder = Setup(str(target), call, **SIZES).load()

@@ -10,7 +10,6 @@ import pytest
 from specdec import acceptance, decode, drafters, sampling
 from specdec.acceptance.synthetic import rates_of_length
 from specdec.benchmark import metrics
-from specdec.benchmark.settings import Settings
 from specdec.testing import table_model
 from specdec.types import Draft, Params
 
@@ -107,7 +106,7 @@ def test_the_schedule_is_that_of_vllm(length, unconditional):
   assert sum(unconditional) == length - 1
 
 
-@pytest.mark.parametrize("length", [1.0, 2.4, 3.2, 5.0])
+@pytest.mark.parametrize("length", [1.0, 3.2])
 def test_the_measured_length_is_the_one_asked_for(length):
   counts, k = decoded(acceptance.synthetic(length=length), new=400)
   ours = counts.speculative_decoding
@@ -120,11 +119,3 @@ def test_the_measured_length_is_the_one_asked_for(length):
   histogram = np.array(ours.acceptance_histogram)
   low = int(length) - 1
   assert histogram[low : low + 2].sum() >= ours.num_spec_steps - 64
-
-
-def test_the_caveat_says_the_length():
-  settings = Settings(acceptance="synthetic(length=3.2)", k=3)
-  [caveat] = settings.caveats
-  assert caveat == (
-    "synthetic acceptance of mean length 3.2 in chains: the text is meaningless"
-  )

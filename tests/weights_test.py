@@ -146,10 +146,7 @@ def test_packed_int4_is_laid_out_as_compressed_tensors_does():
     ({"quant_method": "gptq"}, "quantised by 'gptq'; accepted: compressed"),
     ({"format": "marlin-24"}, "in 'marlin-24'; accepted: int-quantized, p"),
     ({"kv_cache_scheme": {"num_bits": 8}}, "has kv_cache_scheme"),
-    (
-      {"transform_config": {"config_groups": {"a": 1}}},
-      "transform_config; acc",
-    ),
+    ({"transform_config": {"config_groups": {"a": 1}}}, "transform_config; ac"),
     ({"sparsity_config": {"format": "sparse-24"}}, "sparsity 'sparse-24'; acc"),
     (
       {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}},
@@ -186,8 +183,10 @@ def test_other_quantisation_is_refused_by_name(tmp_path, change, sentence):
     checkpoints.load(tmp_path / "d")
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4(group=32)", "bfloat16"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+  "weights, temperature",
+  [("int8", 0.0), ("int4(group=32)", 1.0), ("bfloat16", 1.0)],
+)
 def test_the_speculative_text_is_that_of_the_target_as_it_is_held(
   weights, temperature
 ):
