@@ -5,7 +5,6 @@ its MTP layer. What that computes is what the layer does in the whole model,
 whose logits are transformers' (transformer_test.py).
 """
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -19,14 +18,8 @@ import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file, save_file
 
-from specdec import (
-  acceptance,
-  checkpoints,
-  decode,
-  draft_shape,
-  drafters,
-  sampling,
-)
+import specdec
+from specdec import checkpoints, drafters
 from specdec.checkpoints import formats, learned
 from specdec.drafters.heads import draft_head
 from specdec.drafters.heads.cost import drafter_cost
@@ -158,36 +151,16 @@ def test_it_drafts_and_is_kept_in_a_file_of_ours(family, tmp_path):
   again = learned.load(path, target)
   assert again.head_config == head_config
 
-  model = transformer.model(target.config)
-  head = drafters.LEARNED["mtp"](head_config, target.config, None)
-  tree = draft_shape.static([-1, 0, 0, 1], "deterministic")
-  both = [
-    (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),
-    (
-      drafters.from_head(head, model, draft_shape.chain(3)),
-      acceptance.coupled(),
-    ),
-    (drafters.from_head(head, model, tree), acceptance.coupled()),
-  ]
-  alone, *states = (
-    decode.generate(
-      model,
-      made,
-      rule,
-      Params(
-        target.params, draft_head.weights_of(head, again.net, target.params)
-      ),
-      np.random.default_rng(0).integers(0, 64, (8, 9), dtype=np.int32),
-      np.array([1, 4, 7, 9] * 2),
-      jax.random.key(7),
-      max_length=30,
-      sampling=sampling.settings(8, np.repeat([1.0, 0.0], 4)),
-    )
-    for made, rule in both
-  )
-  for state in states:
-    assert state.stats.accepted.sum() > 0
-    np.testing.assert_array_equal(state.tokens, alone.tokens)
+  settings = dict(drafter=f"head({path})", batch=4, prompt_size=16)
+  settings |= dict(temperature=1.0, max_new_tokens=20)
+  rows = np.random.default_rng(0).integers(0, 64, (4, 9)).tolist()
+  rows = [row[:n] for row, n in zip(rows, (1, 4, 7, 9))]
+  for shape in (dict(k=3), dict(shape="optimal(3, [0.5, 0.3])")):
+    decoder = specdec.load(str(tmp_path / "whole"), **settings, **shape)
+    [batch] = decoder.encode(rows)
+    ours = decoder.complete(batch)
+    assert ours.texts == decoder.baseline().complete(batch).texts
+    assert ours.stats.accepted.sum() > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)
@@ -244,23 +217,28 @@ def test_a_step_is_priced_by_the_experts_that_tokens_choose(family, tmp_path):
   assert many - one >= 2 * 4 * expert * touched * 0.9
 
 
-def test_a_matrix_of_several_with_other_rows_is_refused(tmp_path):
-  cut(FAMILIES[0], tmp_path / "whole")
-  arrays = load_file(tmp_path / "whole" / WEIGHTS)
+@pytest.fixture
+def deepseek(tmp_path):
+  """A folder with DeepSeek-V3's layers, and the config of its target."""
+  folder = tmp_path / "whole"
+  cut(FAMILIES[0], folder)
+  return folder, checkpoints.inspect(folder)
+
+
+def test_a_matrix_of_several_with_other_rows_is_refused(deepseek):
+  folder, target = deepseek
+  arrays = load_file(folder / WEIGHTS)
   name = "model.layers.2.self_attn.kv_b_proj.weight"
   arrays[name] = arrays[name][:-1].copy()
-  save_file(arrays, tmp_path / "whole" / WEIGHTS)
-  target = checkpoints.load(PARITY / "deepseek_v3").config
+  save_file(arrays, folder / WEIGHTS)
   with pytest.raises(ValueError, match=r"kv_b_proj.* 111 rows; .* 112"):
-    formats.load(tmp_path / "whole", target)
+    formats.load(folder, target)
 
 
-def test_float8_is_read_with_its_scales(tmp_path):
+def test_float8_is_read_with_its_scales(deepseek):
   """DeepSeek-V3's own MTP layer is published so."""
-  cut(FAMILIES[0], tmp_path / "whole")
-  target = checkpoints.load(PARITY / "deepseek_v3").config
-  target = dataclasses.replace(target, num_layers=2)
-  path = tmp_path / "whole" / WEIGHTS
+  folder, target = deepseek
+  path = folder / WEIGHTS
   arrays, rounded = load_file(path), {}
   for name in list(arrays):
     if name.startswith("model.layers.2.") and "_proj" in name:
@@ -269,37 +247,35 @@ def test_float8_is_read_with_its_scales(tmp_path):
       arrays[name] = rounded[name].astype(np.float32) * scale
       rounded[f"{name}_scale_inv"] = np.full((1, 1), scale, np.float32)
   save_file(arrays, path)
-  expected = formats.load(tmp_path / "whole", target).net
+  expected = formats.load(folder, target).net
   save_file(arrays | rounded, path)
-  config = json.loads((tmp_path / "whole" / "config.json").read_text())
+  config = json.loads((folder / "config.json").read_text())
   config["quantization_config"] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
     "weight_block_size": [128, 128],
   }
-  (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
-  ours = formats.load(tmp_path / "whole", target).net
+  (folder / "config.json").write_text(json.dumps(config))
+  ours = formats.load(folder, target).net
   jax.tree.map(np.testing.assert_array_equal, ours, expected)
 
 
-def test_an_expert_that_is_not_there_is_named(tmp_path):
-  cut(FAMILIES[0], tmp_path / "whole")
-  target = checkpoints.load(PARITY / "deepseek_v3").config
-  target = dataclasses.replace(target, num_layers=2)
-  path = tmp_path / "whole" / WEIGHTS
+def test_an_expert_that_is_not_there_is_named(deepseek):
+  folder, target = deepseek
+  path = folder / WEIGHTS
   arrays, name = load_file(path), "model.layers.2.mlp.experts.3.up_proj.weight"
   whole = arrays.pop(name)
   save_file(arrays, path)
   with pytest.raises(ValueError, match=rf"lacks {re.escape(name)}"):
-    formats.load(tmp_path / "whole", target)
+    formats.load(folder, target)
   save_file(arrays | {name: whole[:-1].copy()}, path)
   with pytest.raises(
     ValueError, match=rf"{re.escape(name)} .* shape \(15, 32\)"
   ):
-    formats.load(tmp_path / "whole", target)
+    formats.load(folder, target)
   save_file(
     {x: y for x, y in arrays.items() if "kv_b_proj" not in x} | {name: whole},
     path,
   )
   with pytest.raises(ValueError, match=r"lacks .*self_attn\.kv_b_proj\.weight"):
-    formats.load(tmp_path / "whole", target)
+    formats.load(folder, target)

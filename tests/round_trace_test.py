@@ -14,8 +14,7 @@ def decoder(target, **options):
   usual = dict(
     target=str(target), max_new_tokens=24, batch=3, prompt_size=64, k=3
   )
-  setup = Setup(**(usual | options))
-  return setup.decoder(setup.load_target())
+  return Setup(**(usual | options)).load()
 
 
 @pytest.mark.parametrize(
