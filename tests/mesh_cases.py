@@ -411,8 +411,8 @@ def exchanges(step):
 @pytest.mark.parametrize(
   "drafter, rule, draft_ways",
   [
-    ("model", "coupled", 4),
     ("model", "rejection", 1),
+    pytest.param("model", "coupled", 4, marks=SLOW),
     pytest.param("tree", "rejection", 8, marks=SLOW),
     pytest.param("model", "block", 4, marks=SLOW),
     pytest.param("chains", "kseq", 4, marks=SLOW),

