@@ -10,15 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from published_heads import (
-  HEAD_DIM,
-  HEADS,
-  KV_HEADS,
-  mlp,
-  rms,
-  rotate,
-  silu,
-)
+from published_heads import HEAD_DIM, HEADS, KV_HEADS, attention, mlp, rms, silu
 
 D, MLP, V, FEW, RANK, LAYERS = 8, 12, 16, 8, 3, 2
 MASK, SIZE = 13, 4  # tokens and slots of a block
@@ -121,15 +113,15 @@ SLIDING = {
   "sliding_window": 5,
   "max_window_layers": 2,
 }
+READS = {"mask_token_id": MASK, "target_layer_ids": [0, 2, 3]}
+BLOCK = {"block_size": SIZE}
 ZLAB = LAYER | {"architectures": ["DFlashDraftModel"], "num_target_layers": 6}
-DEEPSPEC = LAYER | {
+DEEPSPEC = LAYER | READS | BLOCK
+DEEPSPEC |= {
   "architectures": ["Qwen3DSparkModel"],
   "num_target_layers": 6,
-  "block_size": SIZE,
-  "mask_token_id": MASK,
   "num_anchors": 512,
   "tie_word_embeddings": False,
-  "target_layer_ids": [0, 2, 3],
 }
 DSPARK = {
   "markov_rank": RANK,
@@ -175,64 +167,38 @@ def speculators(kind, layer, slots, **keys):
   }
 
 
+NARROW = {"layer_types": ["sliding_attention"] * 2, "is_causal": False}
+BACKBONE = backbone(LAYERS, 3)
+
 # All of them read the streams that enter layers 1, 3 and 4 of their target.
 # (config, name -> shape, what slots of each layer see: (window, causal))
 MANIFESTS = {
   "DFlash": (
-    ZLAB
-    | {
-      "block_size": SIZE,
-      "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2, 3]},
-    },
-    backbone(LAYERS, 3),
+    ZLAB | BLOCK | {"dflash_config": READS},
+    BACKBONE,
     (FULL, FULL),
   ),
   "DFlash of mixed layers": (  # as Qwen3.5's, all settings nested
-    ZLAB
-    | SLIDING
-    | {
-      "dflash_config": {
-        "block_size": SIZE,
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 2, 3],
-      }
-    },
-    backbone(LAYERS, 3),
+    ZLAB | SLIDING | {"dflash_config": READS | BLOCK},
+    BACKBONE,
     ((5, True), FULL),
   ),
   "DFlash with a window": (
-    ZLAB
-    | SLIDING
-    | {
-      "layer_types": ["sliding_attention"] * 2,
-      "is_causal": False,
-      "block_size": SIZE,
-      "mask_token_id": MASK,
-      "target_layer_ids": [0, 2, 3],
-    },
-    backbone(LAYERS, 3),
+    ZLAB | SLIDING | NARROW | READS | BLOCK,
+    BACKBONE,
     ((5, False), (5, False)),
   ),
   "JetSpec": (
-    ZLAB
-    | {
-      "block_size": SIZE,
-      "dflash_config": {
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 2, 3],
-        "causal_head": True,
-      },
-    },
-    backbone(LAYERS, 3),
+    ZLAB | BLOCK | {"dflash_config": READS | {"causal_head": True}},
+    BACKBONE,
     (CAUSAL, CAUSAL),
   ),
   "Domino": (
     ZLAB
+    | BLOCK
     | {
-      "block_size": SIZE,
-      "dflash_config": {
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 2, 3],
+      "dflash_config": READS
+      | {
         "projector_type": "domino",
         "emb_dim": RANK,
         "gru_hidden_dim": STATE,
@@ -240,51 +206,45 @@ MANIFESTS = {
         "shift_label": True,
       },
     },
-    backbone(LAYERS, 3) | DOMINO,
+    BACKBONE | DOMINO,
     (FULL, FULL),
   ),
   "DFlash2": (
     ZLAB
     | SLIDING
+    | NARROW
     | {
       "architectures": ["DFlash2DraftModel"],
-      "layer_types": ["sliding_attention"] * 2,
-      "is_causal": False,
-      "dflash_config": {
-        "block_size": SIZE,
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 2, 3],
-        **CHOICE,
-      },
+      "dflash_config": READS | BLOCK | CHOICE,
     },
-    backbone(LAYERS, 3) | dflash2(LAYERS),
+    BACKBONE | dflash2(LAYERS),
     ((5, False), (5, False)),
   ),
   "DeepSpec DFlash": (
     DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False},
-    backbone(LAYERS, 3) | COPIES,
+    BACKBONE | COPIES,
     (FULL, FULL),
   ),
   "DeepSpec DSpark": (
     DEEPSPEC | DSPARK,
-    backbone(LAYERS, 3) | COPIES | markov("vanilla") | CONFIDENCE,
+    BACKBONE | COPIES | markov("vanilla") | CONFIDENCE,
     (FULL, FULL),
   ),
   "DeepSpec gated": (
     DEEPSPEC
     | DSPARK
     | {"markov_head_type": "gated", "enable_confidence_head": False},
-    backbone(LAYERS, 3) | markov("gated"),
+    BACKBONE | markov("gated"),
     (FULL, FULL),
   ),
   "DeepSpec rnn": (
     DEEPSPEC | DSPARK | {"markov_head_type": "rnn"},
-    backbone(LAYERS, 3) | markov("rnn") | CONFIDENCE,
+    BACKBONE | markov("rnn") | CONFIDENCE,
     (FULL, FULL),
   ),
   "speculators dflash": (
     speculators("dflash", LAYER | SLIDING, SIZE - 1, draft_vocab_size=FEW),
-    backbone(LAYERS, 3) | {"lm_head.weight": (FEW, D)},
+    BACKBONE | {"lm_head.weight": (FEW, D)},
     ((5, True), FULL),
   ),
   "speculators dflash2": (
@@ -294,47 +254,15 @@ MANIFESTS = {
       SIZE - 1,
       **{**CHOICE, "conv_kernel_size": 3, "sliding_window_non_causal": True},
     ),
-    backbone(LAYERS, 3) | dflash2(LAYERS, taps=3),
+    BACKBONE | dflash2(LAYERS, taps=3),
     ((5, False), FULL),
   ),
   "speculators dspark": (
     speculators("dspark", LAYER, SIZE, **DSPARK),
-    backbone(LAYERS, 3) | markov("vanilla") | CONFIDENCE,
+    BACKBONE | markov("vanilla") | CONFIDENCE,
     (FULL, FULL),
   ),
 }
-
-
-def heads_of(w, prefix, name, x, count):
-  y = x @ w[f"{prefix}self_attn.{name}_proj.weight"].T
-  return y.reshape(len(x), count, HEAD_DIM)
-
-
-def attention(w, prefix, context, x, window, causal):
-  """What the slots x [S, d] take from the context [T, d] and each other."""
-  both, first = np.concatenate([context, x]), len(context)
-  key = rms(
-    heads_of(w, prefix, "k", both, KV_HEADS),
-    w[f"{prefix}self_attn.k_norm.weight"],
-  )
-  query = rms(
-    heads_of(w, prefix, "q", both, HEADS), w[f"{prefix}self_attn.q_norm.weight"]
-  )
-  key, query = rotate(key), rotate(query)[first:]
-  value = heads_of(w, prefix, "v", both, KV_HEADS)
-  key, value = (np.repeat(y, HEADS // KV_HEADS, axis=1) for y in (key, value))
-  scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(HEAD_DIM)
-  there, here = np.arange(len(both))[None], first + np.arange(len(x))[:, None]
-  visible = np.ones((len(x), len(both)), bool)
-  if causal:
-    visible &= there <= here
-  if window:
-    visible &= abs(here - there) < window
-  scores = np.where(visible, scores, -np.inf)
-  scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-  scores /= scores.sum(axis=-1, keepdims=True)
-  y = np.einsum("hqk,khd->qhd", scores, value).reshape(len(x), -1)
-  return y @ w[f"{prefix}self_attn.o_proj.weight"].T
 
 
 def convolve(x, base, dynamic):
@@ -387,7 +315,8 @@ def slots(w, embed, token, streams, sees):
   for i, (window, causal) in enumerate(sees):
     prefix = f"layers.{i}."
     y = rms(x, w[f"{prefix}input_layernorm.weight"])
-    seen = partial(attention, w, prefix, context, window=window, causal=causal)
+    sees = dict(context=context, window=window, causal=causal)
+    seen = partial(attention, w, prefix, **sees)
     x = x + convolved(w, f"{prefix}attention_conv", y, seen)
     y = rms(x, w[f"{prefix}post_attention_layernorm.weight"])
     x = x + convolved(w, f"{prefix}mlp_conv", y, partial(mlp, w, prefix))

@@ -32,21 +32,31 @@ def rotate(x):
   return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attention(w, prefix, x, offset=0.0):
-  """Causal attention of x [n, in]: [n, out]."""
+def attention(
+  w, prefix, x, offset=0.0, *, context=None, window=None, causal=True
+):
+  """What x [n, in] takes from a context [T, in] before it, and from itself."""
+  both = x if context is None else np.concatenate([context, x])
+  first = len(both) - len(x)
 
   def heads(name, count):
-    y = x @ w[f"{prefix}self_attn.{name}_proj.weight"].T
+    y = both @ w[f"{prefix}self_attn.{name}_proj.weight"].T
     y = y + w.get(f"{prefix}self_attn.{name}_proj.bias", 0.0)
-    y = y.reshape(len(x), count, HEAD_DIM)
+    y = y.reshape(len(both), count, HEAD_DIM)
     norm = w.get(f"{prefix}self_attn.{name}_norm.weight")
     return y if norm is None else rms(y, norm, offset)
 
-  query, key = rotate(heads("q", HEADS)), rotate(heads("k", KV_HEADS))
+  query, key = rotate(heads("q", HEADS))[first:], rotate(heads("k", KV_HEADS))
   value = heads("v", KV_HEADS)
   key, value = (np.repeat(y, HEADS // KV_HEADS, axis=1) for y in (key, value))
   scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(HEAD_DIM)
-  scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+  there, here = np.arange(len(both))[None], first + np.arange(len(x))[:, None]
+  visible = np.ones((len(x), len(both)), bool)
+  if causal:
+    visible &= there <= here
+  if window:
+    visible &= abs(here - there) < window
+  scores = np.where(visible, scores, -np.inf)
   scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
   scores /= scores.sum(axis=-1, keepdims=True)
   y = np.einsum("hqk,khd->qhd", scores, value).reshape(len(x), -1)
