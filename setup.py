@@ -54,7 +54,7 @@ setup(
       "optuna",
       "pyarrow",
       "pytest",
-      "pytest-xdist",
+      "pytest-xdist>=3.7",
       "ruff",
     ],
   },
