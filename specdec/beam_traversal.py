@@ -26,7 +26,7 @@ from specdec.beam_step import (
   ranked,
   take,
 )
-from specdec.traversal import drafted, parents_of
+from specdec.traversal import children, drafted, parents_of
 from specdec.types import (
   ACCEPTED,
   BASELINE,
@@ -305,7 +305,9 @@ def result_of(
 
   count, tokens = rows(traversal.steps), rows(traversal.tokens)
   last = jnp.maximum(count - 1, 0)
-  ending = jnp.where(last == draft.count - 1, BONUS, CORRECTION)
+  end = jnp.take_along_axis(rows(traversal.path), last[:, None], axis=1)[:, 0]
+  has_children = jnp.any(children(draft, end) & drafted(draft), axis=-1)
+  ending = jnp.where(has_children, CORRECTION, BONUS)
   ending = jnp.where(draft.count > 1, ending, BASELINE)
   origin = jnp.where(
     jnp.arange(size)[None] < last[:, None], ACCEPTED, ending[:, None]

@@ -433,8 +433,12 @@ def stream(
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
   first, rest = _programs(parts, params, inputs, eos_ids, max_length, mesh)
-  state = first()
-  yield state
-  while not bool(jnp.all(state.done)):
-    state = rest(state, every)
+
+  def states():
+    state = first()
     yield state
+    while not bool(jnp.all(state.done)):
+      state = rest(state, every)
+      yield state
+
+  return states()

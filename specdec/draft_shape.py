@@ -326,14 +326,14 @@ def _siblings(kind, context, logits, depth, children) -> dict:
       node: (sampling.argmax(log_probs + context.noise(depth, node)), log_probs)
       for node in children
     }
-  if kind == "deterministic":
-    best, _ = _top(logits, len(children))
-    return {node: (best[:, i], log_probs) for i, node in enumerate(children)}
   if len(children) > logits.shape[-1]:
     raise ValueError(
       f"{len(children)} children of one node, no two the same; the vocabulary "
       f"has {logits.shape[-1]} tokens"
     )
+  if kind == "deterministic":
+    best, _ = _top(logits, len(children))
+    return {node: (best[:, i], log_probs) for i, node in enumerate(children)}
   noise = context.noise(depth, children[0])
   column = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, 1)
   taken = jnp.zeros(log_probs.shape, bool)
@@ -351,10 +351,9 @@ def _siblings(kind, context, logits, depth, children) -> dict:
 
 
 def _top(logits: Array, count: int) -> tuple[Array, Array]:
-  """Returns the likeliest tokens [..., count] in order, and their log_probs."""
-  score = jax.nn.log_softmax(logits.astype(jnp.float32))
-  tokens, _ = sampling.top(score, count)
-  return tokens, jnp.take_along_axis(score, tokens, axis=-1)
+  """Returns the likeliest tokens [..., count] in order, and their log_probs;
+  of more than there are the rest at -inf."""
+  return sampling.top(jax.nn.log_softmax(logits.astype(jnp.float32)), count)
 
 
 @cached
@@ -396,10 +395,11 @@ def dynamic(
       f"size = {size}; {depth} levels of the {top} likeliest have 1 to {most} "
       "draft tokens"
     )
+  depth = min(depth, size)  # levels that so many draft tokens can fill
   spec = DraftSpec(size + 1, depth, (size + 1,), siblings="deterministic")
   # Of each level but the last: how many prefixes are extended, by how many
   # tokens.
-  widths = [min(top, size - d) for d in range(1, min(depth, size))]
+  widths = [min(top, size - d) for d in range(1, depth)]
 
   def sample_tree(context, logits, run, carry, run_leaves=False):
     del run_leaves  # they stand elsewhere than they were run

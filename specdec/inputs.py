@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import draft_tree
 from specdec import sampling as warp
 from specdec.types import (
   AcceptanceRule,
@@ -86,10 +87,23 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
     raise ValueError(
       f"widths = {spec.widths} of {spec.name}; each must be at least 1"
     )
-  if spec.parents is not None and DraftSpec.of(spec.parents)[:2] != spec[:2]:
+  branches = spec.max_nodes > 1  # a tree of every draft's own
+  if spec.parents is not None:
+    parents = np.asarray(spec.parents)
+    try:
+      draft_tree.levels(parents)
+    except ValueError as error:
+      raise ValueError(f"the tree of {spec.name}: {error}") from None
+    if DraftSpec.of(spec.parents)[:2] != spec[:2]:
+      raise ValueError(
+        f"parents = {spec.parents} of {spec.name} are not the tree of "
+        f"max_nodes = {spec.max_nodes} and max_depth = {spec.max_depth}"
+      )
+    branches = draft_tree.max_siblings(parents) > 1
+  if spec.siblings == "none" and branches:
     raise ValueError(
-      f"parents = {spec.parents} of {spec.name} are not the tree of max_nodes "
-      f"= {spec.max_nodes} and max_depth = {spec.max_depth}"
+      f"nodes of {spec.name} have several children: its spec must say how they "
+      "are drawn, as siblings = 'iid', 'without_replacement' or 'deterministic'"
     )
 
 
@@ -178,6 +192,8 @@ def checked(
   eos_ids = np.asarray(eos_ids) if np.size(eos_ids) else np.zeros(0, np.int32)
   if not np.issubdtype(eos_ids.dtype, np.integer):
     raise ValueError(f"eos_ids is {eos_ids.dtype}; it must be integers")
+  if eos_ids.ndim != 1:
+    raise ValueError("eos_ids must be a list of token ids")
   _check_range("eos_ids", eos_ids, _INT32.min)
   _check_range("max_length", max_length, 1)
   leaves = jax.tree.leaves(inputs._replace(key=None))

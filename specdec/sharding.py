@@ -230,17 +230,19 @@ def parse(text: str) -> dict[str, int]:
   """'data:2,model:4' as {'data': 2, 'model': 4}; what is left out is 1.
 
   Raises:
-    ValueError: another axis, or a size below 1.
+    ValueError: another axis, one twice, or a size below 1.
   """
-  sizes = {"data": 1, "model": 1}
+  sizes = {}
   for part in filter(None, text.split(",")):
     name, _, size = part.partition(":")
-    if name not in sizes or not size.isdecimal() or int(size) < 1:
+    if name in sizes:
+      raise ValueError(f"mesh {text!r} gives {name} twice")
+    if name not in ("data", "model") or not size.isdecimal() or int(size) < 1:
       raise ValueError(
         f"mesh {text!r}: {part!r} is no axis; give data:N,model:M, each >= 1"
       )
     sizes[name] = int(size)
-  return sizes
+  return {"data": 1, "model": 1} | sizes
 
 
 def make_mesh(
@@ -393,14 +395,15 @@ def places(
       f"mesh = {mesh} and the processes together have {jax.device_count()} "
       "devices; all of them must be in it"
     )
-  if not 1 <= (draft_ways or 1) <= ways:
+  of_draft = ways if draft_ways is None else draft_ways
+  if not 1 <= of_draft <= ways:
     raise ValueError(
       f"draft_ways = {draft_ways}; it must be in 1..{ways}, the mesh's model "
       "axis"
     )
   models = [("the target", target, ways)]
   if draft is not None:
-    models.append(("the draft", draft, draft_ways or ways))
+    models.append(("the draft", draft, of_draft))
   parts = [w for _, _, w in models]
   parts += [
     shards(w, counts.get(name, 0))

@@ -23,7 +23,7 @@ from specdec import (
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.models import transformer
-from specdec.testing import check_drafter, check_rule
+from specdec.testing import check_drafter, check_rule, distribution_checks
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.testing.rule_conformance import RULE_INVARIANTS
 from specdec.types import Params, Resume, Skip, Sparse
@@ -528,6 +528,14 @@ def test_a_deterministic_draft_that_peeks_at_the_noise():
   broken("drawn", drafter, "depend on noise")
 
 
+@pytest.mark.parametrize("texts", [4, 64])
+def test_too_few_draws_are_refused(texts):
+  seen = np.zeros(texts)
+  seen[0] = 64 if texts == 64 else 0
+  with pytest.raises(ValueError, match="raise draws"):
+    distribution_checks._p_value(seen, np.full(texts, 1 / texts))
+
+
 def test_a_state_that_keeps_refused_tokens():
   honest = example("recent").recent(LOADED, draft_shape.chain(3))
 
@@ -538,6 +546,24 @@ def test_a_state_that_keeps_refused_tokens():
     return honest.update(params, state, context, draft, result, output)
 
   broken("state", honest._replace(update=update), "after a round")
+
+
+def test_a_state_that_drafts_less_and_less():
+  honest = example("recent").recent(LOADED, draft_shape.chain(3))
+
+  def init(params, context, output):
+    return honest.init(params, context, output), 0 * context.length
+
+  def propose(params, state, context):
+    draft, inner = honest.propose(params, state[0], context)
+    count = jnp.maximum(draft.count - state[1], 1)
+    return draft._replace(count=count), (inner, state[1])
+
+  def update(params, state, *rest):
+    return honest.update(params, state[0], *rest), state[1] + 1
+
+  drafter = honest._replace(init=init, propose=propose, update=update)
+  broken("state", drafter, "after a round it drafts")
 
 
 def test_a_state_that_goes_on_behind_an_eos():

@@ -38,7 +38,7 @@ ALLOWED = {
   ),
   "acceptance": f"types draft_tree sampling {_CACHED}",
   "step": f"{_CORE} traversal stats utils.loops",
-  "inputs": "types sampling",
+  "inputs": "types draft_tree sampling",
   "decode": f"{_CORE} step inputs multihost",
   "slots": "types decode inputs",
   "beam": f"{_CORE} beam_step beam_traversal decode inputs step",

@@ -39,6 +39,12 @@ def of_shape(shape):
   return drafters.model(TARGET, shape=shape)
 
 
+def next_to_nothing(children):
+  shape = draft_shape.static(draft_tree.parallel(children, 1), "deterministic")
+  positional, options = arguments()
+  decode.generate(TARGET, of_shape(shape), coupled(), *positional, **options)
+
+
 IID = of_shape(draft_shape.static(draft_tree.parallel(2, 2), "iid"))
 UNREPEATED = of_shape(draft_shape.static(draft_tree.parallel(2, 2)))
 DYNAMIC = of_shape(draft_shape.dynamic(2, 2, 4))
@@ -62,12 +68,32 @@ LOOKUP = drafters.lookup(2)
     (IID, acceptance.block(), "drafts trees"),
     (IID, acceptance.lenience(0.5), "drafts trees"),
     (UNREPEATED, kseq(), "kseq is right for iid, none"),
+    # A forgotten `siblings` would be taken for a chain's.
+    (with_spec(IID, siblings="none"), kseq(), "have several children"),
+    (with_spec(UNREPEATED, siblings="none"), kseq(), "several children"),
+    (with_spec(IID, parents=(-1, 0, 1, 0, 3)), kseq(), "not in level order"),
+    (with_spec(IID, parents=(-1, -1, 0, 1, 1)), kseq(), "tree of .* parent -1"),
   ],
 )
 def test_rules_and_drafts_that_do_not_fit_are_refused(drafter, rule, sentence):
   positional, options = arguments()
   with pytest.raises(ValueError, match=sentence):
     decode.generate(TARGET, drafter, rule, *positional, **options)
+
+
+@pytest.mark.parametrize("eos_ids", [2, [[2]]])
+def test_eos_ids_are_a_list(eos_ids):
+  positional, options = arguments()
+  with pytest.raises(ValueError, match="eos_ids must be a list of token ids"):
+    decode.generate(
+      TARGET, LOOKUP, coupled(), *positional, eos_ids=eos_ids, **options
+    )
+
+
+def test_a_stream_is_refused_when_it_is_asked_for():
+  positional, options = arguments()
+  with pytest.raises(ValueError, match="every = 0"):
+    decode.stream(TARGET, LOOKUP, coupled(), *positional, every=0, **options)
 
 
 @pytest.mark.parametrize("size", [V - 1, V + 1])
@@ -113,6 +139,7 @@ def test_a_draft_with_more_nodes_than_the_cache_has_room_for_is_refused():
     (lambda: draft_shape.dynamic(2, 0, 1), "depth = 0"),
     (lambda: draft_shape.dynamic(2, 2, 7), "have 1 to 6 draft tokens"),
     (lambda: draft_shape.dynamic(2, 2, 0), "size = 0"),
+    (lambda: next_to_nothing(V + 1), "6 children of one node"),
     (lambda: draft_tree.parallel(0, 2), "there must be a chain"),
     (lambda: draft_tree.parallel(2, 2, 3), "share 3"),
     (lambda: draft_shape.static([-1, 2, 0]), "stands before its parent"),

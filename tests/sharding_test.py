@@ -23,6 +23,8 @@ def mesh(data, *model):
 def test_a_mesh_as_text():
   assert sharding.parse("data:2,model:4") == {"data": 2, "model": 4}
   assert sharding.parse("model:8") == {"data": 1, "model": 8}
+  with pytest.raises(ValueError, match="gives data twice"):
+    sharding.parse("data:2,data:4")
   for text in ("rows:2", "data:0", "data", "model:x"):
     with pytest.raises(ValueError, match="no axis; give data:N,model:M"):
       sharding.parse(text)
@@ -73,8 +75,9 @@ def test_a_draft_may_have_fewer_shards():
     assert place.rules.vocab == axes
   with pytest.raises(ValueError, match=r"over 4 chips: this mesh has groups"):
     sharding.place(mesh(1, 2, 4), COUNTS, 4)
-  with pytest.raises(ValueError, match=r"draft_ways = 3; .* in 1\.\.1"):
-    sharding.places("data:2", COUNTS, COUNTS, draft_ways=3)
+  for ways in (0, 3):
+    with pytest.raises(ValueError, match=rf"draft_ways = {ways}; .* 1\.\.1"):
+      sharding.places("data:2", COUNTS, COUNTS, draft_ways=ways)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,10 @@ def _p_value(seen: np.ndarray, probs: np.ndarray) -> float:
   """Of chi-square; cells that expect fewer than 5 are one cell."""
   expected = probs * seen.sum()
   rare = expected < 5
+  if rare.all():
+    raise ValueError(
+      f"{seen.sum()} draws of {len(seen)} texts say nothing: raise draws"
+    )
   seen = np.append(seen[~rare], seen[rare].sum())
   expected = np.append(expected[~rare], expected[rare].sum())
   chi = np.sum((seen - expected) ** 2 / np.maximum(expected, 1e-9))
