@@ -11,7 +11,7 @@ import pytest
 
 import programs
 from specdec.checkpoints.fetch import PACKAGES
-from specdec.cli import app, console
+from specdec.cli import app, console, flags
 
 ROOT = programs.SCRIPTS.parent
 MOST_LINES = 150
@@ -23,6 +23,13 @@ from specdec.cli.{name} import main
 if __name__ == "__main__":
   main.launch()
 '''
+
+
+@pytest.mark.parametrize("value", [[2.7, 3], (True,), [], 2.5])
+def test_lists_of_a_config_hold_integers(value):
+  assert flags.Integers().parse([3, 2, 3]) == (3, 2)
+  with pytest.raises(ValueError, match="no integer and no list of them"):
+    flags.Integers(auto=True).parse(value)
 
 
 @pytest.mark.parametrize("name", console.programs())

@@ -11,7 +11,7 @@ import pytest
 
 import programs
 from specdec import checkpoints
-from specdec.benchmark import handover, serving
+from specdec.benchmark import handover, schedules, serving
 from specdec.benchmark.schedules import Prices
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import learned
@@ -393,6 +393,15 @@ def test_what_was_measured_makes_the_schedule(place, tmp_path):
   }
   path = tmp_path / "bench.json"
   flags = "--chip=v6e", f"--measured={path}", "--largest_batch=32"
+  # Of eval.py: kinds of prompts come first, and a position counts the rounds
+  # that drafted so far.
+  last = {"prefix_acceptance": [{"value": x} for x in (0.7, 0.5, 0.6)]}
+  kinds = {"k": 3, "group": "code", "acceptance": run["acceptance"]}
+  whole = {"k": 3, "group": "all", "acceptance": last}
+  path.write_text(
+    json.dumps({"runs": [kinds, whole], "settings": {"drafter": "lookup"}})
+  )
+  assert schedules.measured(str(path), "lookup") == [0.7, 0.5, 0.5]
   document = {"runs": [run], "settings": {"drafter": drafter}}
   path.write_text(json.dumps(document))
   done = export(place, tmp_path / "a", "model", "vllm", *flags)["schedule"]

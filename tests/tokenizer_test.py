@@ -150,6 +150,22 @@ def test_an_endless_chat_template_is_stopped(directory, monkeypatch):
     assert tokenizer.decode(tokenizer.chat([message])) == "a\nb"
 
 
+def test_what_was_interrupted_is_not_the_next_answer(directory, monkeypatch):
+  template = "{{ messages[0].content }}"
+  write(directory / "tokenizer_config.json", chat_template=template)
+  tokenizer = checkpoints.load_tokenizer(directory)
+
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(chat_template.select, "select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      tokenizer.chat([{"role": "user", "content": "first"}])
+  second = tokenizer.chat([{"role": "user", "content": "second"}])
+  assert tokenizer.decode(second) == "second"
+
+
 @pytest.mark.parametrize(
   "name, entries, sentence",
   [

@@ -137,6 +137,21 @@ def test_prompts_end_behind_a_docstring(tmp_path):
   assert prompt.endswith(f"\n\n{head}")
 
 
+def test_questions_are_texts_and_lines_end_at_their_newlines(tmp_path):
+  path = tmp_path / "q.jsonl"
+  path.write_text('{"question": "a\u2028b"}\n')
+  assert prompts.questions(path) == ["a\u2028b"]
+  for value in ("null", "7", '""'):
+    path.write_text(f'\n{{"question": {value}}}')
+    with pytest.raises(ValueError, match=r"line 2 of .* has no question"):
+      prompts.questions(path)
+
+
+def test_no_beginning_is_a_prompt_twice(tmp_path):
+  (tmp_path / "x.txt").write_text("b" * 10_000)
+  assert prompts.beginnings(tmp_path) == ["b" * 160]
+
+
 class Letters:
   """A tokenizer whose 26 tokens are letters; sources end with an `s`."""
 

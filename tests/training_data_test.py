@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec.training import data
+from specdec.training import data, run
 from specdec.training.ngram import Trigram
 from tiny_training import OPTIONS, packed, stream
 
@@ -67,6 +67,17 @@ class TestData:
       data.Packed(np.arange(7), 7)
     one = data.Packed(np.arange(8), 7)
     np.testing.assert_array_equal(one.batch(3, 2), [np.arange(8)] * 2)
+
+  def test_the_last_tokens_are_among_what_a_run_checks(self):
+    """They are in no row, and decide how many sequences there are."""
+    ids = np.arange(88)
+    few, more = data.Packed(ids[:87], 8), data.Packed(ids, 8)
+    np.testing.assert_array_equal(few.rows, more.rows)
+    assert few.count != more.count
+    checked = [
+      run.settings(OPTIONS, (x, few))["checksums"] for x in (few, more)
+    ]
+    assert checked[0] != checked[1]
 
   def test_an_epoch_serves_every_sequence_once(self):
     tokens = np.arange(100)

@@ -126,6 +126,17 @@ class TestStep:
     state, _ = step(state, None, jnp.full((4, 7), 3))
     assert int(state.failed) == 1
 
+  def test_an_update_that_is_not_finite_changes_no_weight(self):
+    """AdamW divides by 1 - b2^t."""
+    options = dataclasses.replace(OPTIONS, adam_b2=1.0)
+    optimizer = loop.make_optimizer(options)
+    step = loop.make_step(LANGUAGE_MODEL, optimizer, options)
+    state = loop.init(params(), optimizer)
+    before = jax.tree.map(np.array, state.params)
+    state, _ = step(state, None, jnp.asarray(packed().batch(0, 4)))
+    assert_equal(before, state.params)
+    assert int(state.failed) == 0
+
   @pytest.mark.parametrize("kind", [*HEADS, "t5", "joint"])
   def test_muon_has_linear_maps_and_no_tables(self, kind):
     """Tables and projections are what has a dimension of a vocabulary."""

@@ -16,7 +16,7 @@ from flax import traverse_util
 from safetensors.numpy import load_file
 
 from specdec import checkpoints, draft_tree
-from specdec.checkpoints import hf_config
+from specdec.checkpoints import conversion, hf_config
 from specdec.models import layouts, linear, transformer
 from specdec.models import params as model_params
 from specdec.models.config import OLMO2, TransformerConfig
@@ -350,6 +350,19 @@ def test_a_choice_is_not_rounded():
     mlp = loaded["layer_1"]["mlp"]
     assert mlp["choice_bias"].dtype == jnp.float32
     assert mlp["gate"]["weight"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "orbax"])
+def test_a_choice_is_not_rounded_by_conversion(layout, tmp_path):
+  source, ours = PARITY / "deepseek_v3", tmp_path / "model"
+  conversion.convert_model(str(source), layout, ours, "bfloat16")
+  expected, written = (
+    checkpoints.load(path, "bfloat16").params["layer_1"]["mlp"]
+    for path in (source, ours)
+  )
+  np.testing.assert_array_equal(expected["choice_bias"], written["choice_bias"])
+  rounded = expected["choice_bias"].astype(jnp.bfloat16)
+  assert np.any(rounded != expected["choice_bias"])
 
 
 def test_bfloat16():

@@ -200,8 +200,10 @@ def measure_all(
 def _median_speed(
   comparison: runs.Comparison, name: str
 ) -> metrics.Speed | None:
-  """Returns one way's speed by medians over repeats; None: several batches."""
-  if len(comparison.batches) > 1:
+  """Returns one way's speed by medians over repeats; None: several batches, or
+  it writes more or fewer tokens than the baseline."""
+  sizes = (sum(map(len, comparison.texts(x))) for x in (name, runs.BASELINE))
+  if len(comparison.batches) > 1 or len({*sizes}) > 1:
     return None
   times = [
     [getattr(one, column) for one in comparison.of(way)]

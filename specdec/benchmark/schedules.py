@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from specdec.benchmark.scenario import Scenario
 from specdec.benchmark.setup import Setup
 from specdec.roofline import planning
@@ -45,7 +47,8 @@ def measured(path: str, drafter: str) -> list[float]:
   refuses other files, and what was measured with another drafter."""
   try:
     document = json.loads(Path(path).read_text(encoding="utf-8"))
-    run = max(document["runs"], key=lambda run: run["k"])
+    pooled = [x for x in document["runs"] if x.get("group") == "all"]
+    run = max(pooled or document["runs"], key=lambda run: run["k"])
     estimates = run["acceptance"]["prefix_acceptance"]
     other = document["settings"].get("drafter")
     values = [x["value"] for x in estimates if x["value"] is not None]
@@ -58,4 +61,5 @@ def measured(path: str, drafter: str) -> list[float]:
     raise ValueError(f"{path} was measured with {other}, not with {drafter}")
   if not values:
     raise ValueError(f"in the runs of {path} nothing was drafted")
-  return values
+  # A position counts the rounds that drafted so much, which may be others.
+  return np.minimum.accumulate(values).tolist()

@@ -178,7 +178,8 @@ class Setup(Settings):
       return None
     arguments = catalog.arguments_of(call)
     source = source_of(str(arguments["name"]))
-    return config_of(source, self.dtype, arguments["weights"])
+    held = arguments["weights"], arguments["kv"]
+    return config_of(source, self.dtype, *held)
 
   def max_length(self, config: TransformerConfig) -> int:
     """Returns L, prompt and output together; of an encoder-decoder, whose

@@ -84,6 +84,7 @@ def pooled(lines: Sequence[dict]) -> dict:
   prediction = {
     name: float(np.mean([each[name] for each in predictions]))
     for name in predictions[0]
+    if all(name in each for each in predictions)  # old ones have fewer
   }
   prediction["speedup"] = prediction["baseline_seconds"] / prediction["seconds"]
   return lines[-1] | {

@@ -53,6 +53,9 @@ class Renderer:
       answer = process.stdout.readline() if ready else None
     except BrokenPipeError:
       answer = ""
+    except BaseException:  # its answer would be taken for the next one's
+      self._stop()
+      raise
     if answer is None or not answer.endswith("\n"):
       self._stop()
       reason = "it ended its process"

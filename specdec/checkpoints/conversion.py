@@ -57,10 +57,16 @@ def convert_model(
       f"weights = {weights} are no integers; give dtype = {weights}"
     )
   model = checkpoints.load(source, weights=weights)
-  params = jax.tree.map(
-    lambda x: x if isinstance(x, Quantized) else x.astype(jnp.dtype(dtype)),
-    model.params,
-    is_leaf=lambda x: isinstance(x, Quantized),
+  narrow = dataclasses.replace(model.config, dtype="bfloat16", weights=None)
+
+  def cast(path, x):
+    if isinstance(x, Quantized):
+      return x
+    form = narrow.format_of("/".join(key.key for key in path))
+    return x if form.kind == "float32" else x.astype(jnp.dtype(dtype))
+
+  params = jax.tree_util.tree_map_with_path(
+    cast, model.params, is_leaf=lambda x: isinstance(x, Quantized)
   )
   try:
     check_finite(params, dtype)

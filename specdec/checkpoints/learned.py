@@ -133,7 +133,11 @@ def save(
   if not multihost.is_first():
     return
   flat = traverse_util.flatten_dict(net, sep="/")
-  arrays = {name: jax.numpy.asarray(x, dtype) for name, x in flat.items()}
+  arrays = {
+    # A rounded bias of a routing would choose others.
+    name: x if name.endswith("/choice_bias") else jax.numpy.asarray(x, dtype)
+    for name, x in flat.items()
+  }
   if ids is not None:
     arrays[_IDS] = jax.numpy.asarray(ids, "int32")
   metadata = {"head_config": dataclasses.asdict(head_config), "target": target}
@@ -216,6 +220,7 @@ def load(
       f"{path} is damaged: its vocabulary is {ids.dtype.name} of shape "
       f"{ids.shape}; it must be a list of tokens"
     )
+  ids = ids.astype(np.int64)  # differences of unsigned ones would wrap
   if len(ids) != head_config.vocabulary:
     raise ValueError(
       f"{path} holds a vocabulary of {len(ids)} tokens; its head config "

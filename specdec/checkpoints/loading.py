@@ -155,7 +155,7 @@ def load(
     _check_orbax(path, weights)
     if orbax_layout.has_weights(path):
       shardings = place and model_params.shardings(config, place)
-      params = orbax_layout.read(path, config, dtype, shardings)
+      params = orbax_layout.read(path, config, shardings)
     else:
       reader = huggingface.Weights(path)
       config = _with_formats(config, weights, reader)

@@ -46,10 +46,10 @@ def save(
 def read(
   directory: Path,
   config: TransformerConfig,
-  dtype: str,
   shardings: dict | None = None,
 ) -> dict:
-  """Reads the parameters, by default onto the first local device.
+  """Reads the parameters in the config's types, by default onto the first local
+  device.
 
   Raises ValueError for a missing, unexpected or misshapen tensor, and for
   damaged files.
@@ -74,7 +74,9 @@ def read(
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
-        shape, jnp.dtype(dtype), sharding=by_name.get(name, device)
+        shape,
+        jnp.dtype(config.format_of(name).kind),
+        sharding=by_name.get(name, device),
       )
       for name, shape in expected.items()
     }

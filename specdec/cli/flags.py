@@ -35,7 +35,13 @@ class Integers(flags.ArgumentParser):
     if isinstance(argument, int):
       return (argument,)
     if isinstance(argument, list | tuple):
-      return tuple(dict.fromkeys(map(int, argument)))
+      if argument and all(type(x) is int for x in argument):
+        return tuple(dict.fromkeys(argument))
+    elif isinstance(argument, str):
+      return self._read(argument)
+    raise ValueError(f"{argument!r:.60} is no integer and no list of them")
+
+  def _read(self, argument: str) -> tuple[int, ...]:
     if not isinstance(argument, str):
       raise ValueError(f"{argument!r:.60} is no integer and no list of them")
     if argument in ("auto", *ADAPTIVE):

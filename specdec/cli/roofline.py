@@ -93,6 +93,7 @@ def _publish(options: Options, tables: list[str], more: dict) -> None:
     settings = {
       name: getattr(options, name)
       for name in sorted(options.given - {"config"})
+      if "." not in name  # entries of the config, which are among the flags
     }
     header = provenance.header(settings, [])
     results.write_json(options.json, header | {"tables": tables} | more)

@@ -273,9 +273,10 @@ def _formula(documents: Mapping) -> str:
 
 def _identity(documents: Mapping) -> str:
   texts, same = (sum(x) for x in zip(*identities(documents).values()))
+  verdict = "yes" if same == texts else "**no**"
   return (
-    f"yes, in {same} of {texts} comparisons with autoregressive decoding (the "
-    "same prompts with each k)"
+    f"{verdict}, in {same} of {texts} comparisons with autoregressive decoding "
+    "(the same prompts with each k)"
   )
 
 

@@ -258,7 +258,7 @@ def _distribution(
     return f"NOT exact, TV {distance:.3f}"
   if lossless:
     return f"exact to {distance:.0e}" if distance else "exact"
-  return f"lossy, TV {distance:.3f}"
+  return "lossy" if distance is None else f"lossy, TV {distance:.3f}"
 
 
 def _of_optimum(

@@ -180,7 +180,8 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
       ids += next(encoded)
     elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
       raise ValueError(
-        f"{name} has token {max(text)}; the tokenizer has "
+        f"{name} has token {min(text) if min(text) < 0 else max(text)}; the "
+        f"tokenizer has "
         f"{tokenizer.vocab_size}: it was written by another model"
       )
     else:
@@ -236,6 +237,7 @@ class Sequences:
   Attributes:
     rows: [n, length + 1] ids, of which the last column is only a label; or
       Pairs of n.
+    content: all that sequences are made of, for a checksum.
     length: tokens in a sequence.
     count: sequences in an epoch.
     tokens: in an epoch, without labels.
@@ -243,6 +245,7 @@ class Sequences:
 
   def __init__(self, rows: PyTree, seed: int = 0):
     self.rows, self.seed = rows, seed
+    self.content = rows
     ids = rows.tokens if isinstance(rows, Pairs) else rows
     self.count, self.length = len(ids), ids.shape[1] - 1
     self._windows = rows  # of which an epoch serves some
@@ -297,6 +300,7 @@ class Packed(Sequences):
       )
     windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
     super().__init__(windows[::length], seed)
+    self.content = ids
     self._windows = windows
     self._num_offsets = min(length, len(self._windows))
     self.count = 1 + (len(self._windows) - self._num_offsets) // length
@@ -328,7 +332,7 @@ class Numbered(Sequences):
 
   def __init__(self, data: Sequences):
     super().__init__(data.rows, data.seed)
-    self.count, self._data = data.count, data
+    self.count, self.content, self._data = data.count, data.content, data
 
   def batch(self, step: int, size: int) -> dict[str, PyTree]:
     """Returns the batch of a step with its addresses."""

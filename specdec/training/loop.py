@@ -169,10 +169,11 @@ def make_step(
   def step(state: TrainState, frozen: PyTree, tokens: Array):
     gradient, measures = accumulated(state.params, frozen, tokens)
     norm = optax.tree.norm(gradient)
-    finite = jnp.isfinite(measures["loss"]) & jnp.isfinite(norm)
     updates, opt_state = optimizer.update(
       gradient, state.opt_state, state.params
     )
+    sizes = jnp.stack([measures["loss"], norm, optax.tree.norm(updates)])
+    finite = jnp.all(jnp.isfinite(sizes))
     params = optax.apply_updates(state.params, updates)
     params, opt_state = optax.tree.where(
       finite, (params, opt_state), (state.params, state.opt_state)

@@ -33,14 +33,17 @@ def questions(path: str | Path) -> list[str]:
   Raises:
     ValueError: a line has none.
   """
-  lines = Path(path).read_text(encoding="utf-8").splitlines()
+  lines = Path(path).read_text(encoding="utf-8").split("\n")
   texts = []
   for number, line in enumerate(lines, 1):
     if line.strip():
       try:
-        texts.append(json.loads(line)["question"])
+        text = json.loads(line)["question"]
       except (KeyError, TypeError, ValueError):
-        raise ValueError(f"line {number} of {path} has no question") from None
+        text = None
+      if not text or not isinstance(text, str):
+        raise ValueError(f"line {number} of {path} has no question")
+      texts.append(text)
   return texts
 
 
@@ -49,7 +52,7 @@ def passages(path: str | Path) -> list[str]:
 
   Short and long ones are left out; REQUESTS take turns.
   """
-  lines = Path(path).read_text(encoding="utf-8").splitlines()
+  lines = Path(path).read_text(encoding="utf-8").split("\n")
   texts = [x.strip() for x in lines if _SHORT <= len(x.strip()) <= _LONG]
   return [REQUESTS[i % len(REQUESTS)].format(x) for i, x in enumerate(texts)]
 
@@ -78,7 +81,7 @@ def functions(path: str | Path) -> list[str]:
       if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
         continue
       if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
-        head = "".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
+        head = "".join(lines[node.lineno - 1 : node.body[0].end_lineno])
         head = head.removesuffix("\n")
         if len(head) <= _LONG:
           heads.append(head)
@@ -99,7 +102,7 @@ def beginnings(path: str | Path) -> list[str]:
       head = text[start : start + _HEAD].rstrip()
       if head:
         heads.append(head)
-  return heads
+  return list(dict.fromkeys(heads))  # in a long line several begin alike
 
 
 SOURCES = {

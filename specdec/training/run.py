@@ -191,7 +191,7 @@ def settings(
     texts: for training and evaluation.
     trees: further arrays to take checksums of, by name.
   """
-  trees = {"data": texts[0].rows, "held_out": texts[1].rows} | trees
+  trees = {"data": texts[0].content, "held_out": texts[1].content} | trees
   checksums = {name: checksum(tree) for name, tree in trees.items()}
   return dataclasses.asdict(setup) | {"checksums": checksums}
 

@@ -83,7 +83,9 @@ def train(
   samples.check(setup.samples, packed)
   model = transformer.model(target.config, where.target)
   fingerprint = saved.fingerprint(target)
-  settings = run.settings(setup, texts) | {"fingerprint": fingerprint}
+  begun = {"start": (start.net, start.ids)} if start else {}
+  settings = run.settings(setup, texts, **begun)
+  settings |= {"fingerprint": fingerprint}
   drawn = bool(setup.samples and setup.samples.count)
   if setup.cache:
     rows = None if drawn else packed.rows
