@@ -326,6 +326,7 @@ def test_dynamic_trees(place):
     ("vllm", "compact", {}, "layout = 'published'"),
     ("vllm", "medusa", {"k": 4}, "3 heads"),
     ("vllm", "model", {"drafter": "early_exit(1)"}, "drafts in no engine"),
+    ("vllm", "model", {"drafter": "model(stdlib-1m, kv=int8)"}, "leave kv"),
     ("vllm", "model", {"drafter": "quantized"}, "drafts in no engine"),
     ("vllm", "model", {"drafter": "layer_skip(mlp=[1])"}, "in no engine"),
     ("vllm", "model", {"drafter": "lookup(k=2) | lookup"}, "two drafters"),

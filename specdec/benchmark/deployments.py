@@ -42,6 +42,8 @@ def setting_of(setup: Setup) -> str:
   sampled = "sampled" if setup.temperature else "greedy"
   rule = calls_name([calls.parse(setup.acceptance)])
   drafter = calls_name(setup.drafter_calls)
+  if setup.draft_ways:
+    drafter += f", {setup.draft_ways} ways"
   return f"{_target_name(setup)}, {drafter}, {rule}, {sampled}{filters}"
 
 

@@ -62,10 +62,11 @@ def describe(setup: Setup) -> Handed:
       f"{call} drafts in no engine here; of our drafters these do in some: "
       f"{', '.join(known)}"
     )
-  if arguments.get("weights"):
-    raise ValueError(
-      f"{call}: a draft is handed over unquantised; leave weights"
-    )
+  for name in "weights", "kv":
+    if arguments.get(name):
+      raise ValueError(
+        f"{call}: a draft is handed over unquantised; leave {name}"
+      )
   if head is not None and not head.is_published:
     raise ValueError(
       f"{call}: a head with layout = {head.layout!r} is read by no engine; "

@@ -29,7 +29,7 @@ ALL = "all"
 _NOT_OF_FILES = (
   "top_k", "top_p", "max_new_tokens", "weights", "random_weights", "seed",
   "batch", "dtype", "prompt_file", "chat", "json", "compilation_cache", "mesh",
-  "draft_ways", *setup_flags.PROCESSES,
+  "draft_ways", "kv", "num_nodes", *setup_flags.PROCESSES,
 )  # fmt: skip
 _ACCEPTANCE = "measured", "prefix_acceptance", "alpha"
 
