@@ -548,24 +548,6 @@ def test_a_state_that_keeps_refused_tokens():
   broken("state", honest._replace(update=update), "after a round")
 
 
-def test_a_state_that_drafts_less_and_less():
-  honest = example("recent").recent(LOADED, draft_shape.chain(3))
-
-  def init(params, context, output):
-    return honest.init(params, context, output), 0 * context.length
-
-  def propose(params, state, context):
-    draft, inner = honest.propose(params, state[0], context)
-    count = jnp.maximum(draft.count - state[1], 1)
-    return draft._replace(count=count), (inner, state[1])
-
-  def update(params, state, *rest):
-    return honest.update(params, state[0], *rest), state[1] + 1
-
-  drafter = honest._replace(init=init, propose=propose, update=update)
-  broken("state", drafter, "after a round it drafts")
-
-
 def test_a_state_that_goes_on_behind_an_eos():
   honest = example("recent").recent(LOADED, draft_shape.chain(3))
 
