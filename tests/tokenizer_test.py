@@ -150,6 +150,25 @@ def test_an_endless_chat_template_is_stopped(directory, monkeypatch):
     assert tokenizer.decode(tokenizer.chat([message])) == "a\nb"
 
 
+@pytest.mark.parametrize(
+  "template, text",
+  [
+    ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "hi"),
+    ("{% if tools is not none %}no{% endif %}{{ documents }}", "None"),
+    (
+      "{{ {'b': '<\u00e9', 'a': 1}"
+      " | tojson(ensure_ascii=true, sort_keys=true) }}",
+      '{"a": 1, "b": "<\\u00e9"}',
+    ),
+  ],
+)
+def test_templates_as_transformers_renders_them(directory, template, text):
+  write(directory / "tokenizer_config.json", chat_template=template)
+  tokenizer = checkpoints.load_tokenizer(directory)
+  chat = tokenizer.chat([{"role": "user", "content": "hi"}])
+  assert tokenizer.decode(chat) == text
+
+
 def test_what_was_interrupted_is_not_the_next_answer(directory, monkeypatch):
   template = "{{ messages[0].content }}"
   write(directory / "tokenizer_config.json", chat_template=template)

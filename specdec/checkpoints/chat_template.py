@@ -35,6 +35,7 @@ class Renderer:
     takes more than five seconds or 512 MiB.
     """
     values = dict(special, messages=list(messages), add_generation_prompt=True)
+    values |= {"tools": None, "documents": None}  # as in transformers
     if self._process is None:
       self._process = subprocess.Popen(
         [sys.executable, "-P", __file__],  # -P: no imports from this folder
@@ -81,11 +82,30 @@ def _serve() -> None:
   import time
 
   import jinja2
+  import jinja2.ext
   from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-  def to_json(value: object, indent: int | None = None) -> str:
-    # Jinja's filter of this name escapes <, > and & for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+  class Generation(jinja2.ext.Extension):
+    """{% generation %} marks what an assistant says, for training: its body."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser):
+      next(parser.stream)
+      return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+  # Jinja's filter of this name escapes <, > and & for HTML; the parameters are
+  # those of transformers'.
+  def to_json(
+    value, ensure_ascii=False, indent=None, separators=None, sort_keys=False
+  ) -> str:
+    return json.dumps(
+      value,
+      ensure_ascii=ensure_ascii,
+      indent=indent,
+      separators=separators,
+      sort_keys=sort_keys,
+    )
 
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
@@ -93,7 +113,7 @@ def _serve() -> None:
   environment = ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
-    extensions=["jinja2.ext.loopcontrols"],
+    extensions=["jinja2.ext.loopcontrols", Generation],
   )
   environment.filters["tojson"] = to_json
   environment.globals["raise_exception"] = raise_exception
