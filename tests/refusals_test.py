@@ -39,7 +39,7 @@ def of_shape(shape):
   return drafters.model(TARGET, shape=shape)
 
 
-def next_to_nothing(children):
+def with_deterministic_children(children):
   shape = draft_shape.static(draft_tree.parallel(children, 1), "deterministic")
   positional, options = arguments()
   decode.generate(TARGET, of_shape(shape), coupled(), *positional, **options)
@@ -139,7 +139,7 @@ def test_a_draft_with_more_nodes_than_the_cache_has_room_for_is_refused():
     (lambda: draft_shape.dynamic(2, 0, 1), "depth = 0"),
     (lambda: draft_shape.dynamic(2, 2, 7), "have 1 to 6 draft tokens"),
     (lambda: draft_shape.dynamic(2, 2, 0), "size = 0"),
-    (lambda: next_to_nothing(V + 1), "6 children of one node"),
+    (lambda: with_deterministic_children(V + 1), "6 children of one node"),
     (lambda: draft_tree.parallel(0, 2), "there must be a chain"),
     (lambda: draft_tree.parallel(2, 2, 3), "share 3"),
     (lambda: draft_shape.static([-1, 2, 0]), "stands before its parent"),

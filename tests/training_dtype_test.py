@@ -7,7 +7,7 @@ import pytest
 
 from specdec import checkpoints
 from specdec.models.config import TransformerConfig
-from specdec.models.products import einsum
+from specdec.models.products import einsum_float32
 from specdec.training import (
   data,
   loop,
@@ -100,12 +100,12 @@ def test_derivatives_of_a_product_are_rounded_and_no_more():
   x, y, weight = rng.normal(size=(3, 5, 5)).astype(np.float32)
 
   def loss(x, y):
-    return jnp.sum(weight * einsum("ij,kj->ik", x, y))
+    return jnp.sum(weight * einsum_float32("ij,kj->ik", x, y))
 
   exact = [weight @ y, weight.T @ x]
   for dtype, tolerance in ((jnp.float32, 1e-6), (jnp.bfloat16, 0.05)):
     operands = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
-    assert einsum("ij,kj->ik", *operands).dtype == jnp.float32
+    assert einsum_float32("ij,kj->ik", *operands).dtype == jnp.float32
     for value, wanted in zip(jax.grad(loss, (0, 1))(*operands), exact):
       assert value.dtype == dtype
       np.testing.assert_allclose(value, wanted, atol=tolerance)

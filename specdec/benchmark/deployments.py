@@ -60,8 +60,8 @@ def calls_name(given: Sequence[calls.Call]) -> str:
       names.append(f"{call} {zlib.crc32(file.read_bytes()):08x}")
     elif call.place is None and call.name == "layer_skip":
       layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
-      kwargs = layers | call.kwargs | layers  # in one order
-      names.append(str(call._replace(args=(), kwargs=kwargs)))
+      rest = {x: y for x, y in call.kwargs.items() if x not in layers}
+      names.append(str(call._replace(args=(), kwargs=layers | rest)))
     else:
       names.append(str(call))
   return " | ".join(names)

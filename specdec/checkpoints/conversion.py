@@ -12,7 +12,7 @@ from specdec.checkpoints import formats, hf_config, huggingface
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.loading import Checkpoint, check_finite
-from specdec.models.config import DTYPES, TransformerConfig
+from specdec.models.config import DTYPES, TransformerConfig, stays_float32
 from specdec.models.quantization import Quantized
 from specdec.models.weight_formats import STORED, WeightFormat
 from specdec.utils import files
@@ -57,13 +57,11 @@ def convert_model(
       f"weights = {weights} are no integers; give dtype = {weights}"
     )
   model = checkpoints.load(source, weights=weights)
-  narrow = dataclasses.replace(model.config, dtype="bfloat16", weights=None)
 
   def cast(path, x):
-    if isinstance(x, Quantized):
+    if isinstance(x, Quantized) or stays_float32("/".join(k.key for k in path)):
       return x
-    form = narrow.format_of("/".join(key.key for key in path))
-    return x if form.kind == "float32" else x.astype(jnp.dtype(dtype))
+    return x.astype(jnp.dtype(dtype))
 
   params = jax.tree_util.tree_map_with_path(
     cast, model.params, is_leaf=lambda x: isinstance(x, Quantized)

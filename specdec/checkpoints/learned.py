@@ -25,7 +25,7 @@ from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import layouts
-from specdec.models.config import TransformerConfig
+from specdec.models.config import TransformerConfig, stays_float32
 from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
 from specdec.types import PyTree
@@ -134,8 +134,7 @@ def save(
     return
   flat = traverse_util.flatten_dict(net, sep="/")
   arrays = {
-    # A rounded bias of a routing would choose others.
-    name: x if name.endswith("/choice_bias") else jax.numpy.asarray(x, dtype)
+    name: x if stays_float32(name) else jax.numpy.asarray(x, dtype)
     for name, x in flat.items()
   }
   if ids is not None:

@@ -44,9 +44,7 @@ def save(
 
 
 def read(
-  directory: Path,
-  config: TransformerConfig,
-  shardings: dict | None = None,
+  directory: Path, config: TransformerConfig, shardings: dict | None = None
 ) -> dict:
   """Reads the parameters in the config's types, by default onto the first local
   device.

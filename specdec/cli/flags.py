@@ -42,8 +42,6 @@ class Integers(flags.ArgumentParser):
     raise ValueError(f"{argument!r:.60} is no integer and no list of them")
 
   def _read(self, argument: str) -> tuple[int, ...]:
-    if not isinstance(argument, str):
-      raise ValueError(f"{argument!r:.60} is no integer and no list of them")
     if argument in ("auto", *ADAPTIVE):
       raise ValueError(
         f"{argument} is for --k of generate.py and bench.py; give numbers like "

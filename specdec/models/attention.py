@@ -15,7 +15,7 @@ import numpy as np
 from specdec import cache as kv
 from specdec import draft_tree, sharding
 from specdec.models import cpu_kernels
-from specdec.models.products import einsum
+from specdec.models.products import einsum_float32
 from specdec.types import Int8Slots, Sparse
 
 BLOCK = 512  # slots that are read at once from a longer cache
@@ -276,7 +276,7 @@ def _by_xla(
     keys, scale = _numbers_and_scale(keys)
     if scale is not None:
       keys = keys.astype(query.dtype)
-    x = einsum("bhsd,bhqd->bhsq", keys, query)
+    x = einsum_float32("bhsd,bhqd->bhsq", keys, query)
     return (x if scale is None else x * scale).swapaxes(2, 3)
 
   def scores(keys, values, mask, slots):
@@ -301,7 +301,7 @@ def _by_xla(
         values.astype(query.dtype),
       )
     weights = weights.astype(values.dtype)
-    return einsum("bhqs,bhsd->bhqd", weights, values)
+    return einsum_float32("bhqs,bhsd->bhqd", weights, values)
 
   sink = None
   if sink_logits is not None:  # of each query, [1, KV heads, groups * T, 1]

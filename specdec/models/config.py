@@ -55,6 +55,12 @@ def _check_buckets(buckets: int, distance: int) -> None:
     )
 
 
+def stays_float32(path: str) -> bool:
+  """Whether a parameter is never rounded: biases of a routing, as rounded ones
+  would choose other experts."""
+  return path.endswith("/choice_bias")
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """Configuration of a transformer of the Llama lineage, or of T5's.
@@ -389,7 +395,7 @@ class TransformerConfig:
 
   def format_of(self, path: str) -> WeightFormat:
     """Returns how the parameter of that path is held."""
-    if path.endswith("/choice_bias"):  # whose rounding would choose others
+    if stays_float32(path):
       return WeightFormat("float32")
     held = WeightFormat(self.dtype)
     if self.weights is None or not path.endswith("/weight"):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.models import cpu_kernels, quantization
-from specdec.models.products import einsum
+from specdec.models.products import einsum_float32
 from specdec.models.quantization import Quantized
 from specdec.utils import huge_pages
 
@@ -170,7 +170,9 @@ def _times_rows(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
   the transpose is an operation.
   """
   form = "ni,oi->no"
-  return jnp.einsum(form, x, y) if dtype == x.dtype else einsum(form, x, y)
+  return (
+    jnp.einsum(form, x, y) if dtype == x.dtype else einsum_float32(form, x, y)
+  )
 
 
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:

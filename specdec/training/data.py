@@ -179,10 +179,10 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
     if isinstance(text, str):
       ids += next(encoded)
     elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
+      wrong = min(text) if min(text) < 0 else max(text)
       raise ValueError(
-        f"{name} has token {min(text) if min(text) < 0 else max(text)}; the "
-        f"tokenizer has "
-        f"{tokenizer.vocab_size}: it was written by another model"
+        f"{name} has token {wrong}; the tokenizer has {tokenizer.vocab_size}: "
+        "it was written by another model"
       )
     else:
       ids += text

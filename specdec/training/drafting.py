@@ -50,19 +50,20 @@ def objective(
     states = batch if isinstance(batch, dict) else {"tokens": batch}
     tokens = states["tokens"]
     text, labels = tokens[:, :-1], tokens[:, 1:]
-    if "last" in states:
+    stop = target.num_layers
+    if "last" in states:  # only the final norm is left to run
       last, features = states["last"], states["features"]
+      output, _ = target.apply(
+        frozen, text, None, start=stop, hidden=last, head=False
+      )
     else:
-      layers = (target.num_layers, *draft_head.features)
+      layers = (stop, *draft_head.features)
       output, _ = target.apply(frozen, text, None, head=False, features=layers)
-      last, *features = jax.lax.stop_gradient(output.features)
-    output, _ = target.apply(
-      frozen, text, None, start=target.num_layers, hidden=last, head=False
-    )
+      last, *features = output.features
     output = output._replace(features=tuple(features))
     goal = draft_losses.aim_by_parts(draft_head, target, frozen, last, labels)
     compute = block_drafting.loss_of_output if block else loss_of_output
-    given = states, jax.lax.stop_gradient(output), goal
+    given = states, *jax.lax.stop_gradient((output, goal))
     return compute(draft_head, loss, net, frozen, *given, measure, seed)
 
   return objective

@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec.drafters.heads.block_head import Attend, BlockHead
 from specdec.drafters.heads.draft_head import TargetWeights
-from specdec.models.products import einsum
+from specdec.models.products import einsum_float32
 from specdec.types import Array, ModelOutput, PyTree
 
 
@@ -129,12 +129,12 @@ def _packed(
     query = query.reshape(batch, blocks, slots, heads, -1, config.head_dim)
 
     def scores(form, keys, mask):
-      x = einsum(form, query, keys)
+      x = einsum_float32(form, query, keys)
       x = config.head_dim**-0.5 * x  # [B, heads, group, A, S, ...]
       return jnp.where(mask, x, -jnp.inf)
 
     def weighted(form, weights, values):
-      return einsum(form, weights.astype(values.dtype), values)
+      return einsum_float32(form, weights.astype(values.dtype), values)
 
     # One softmax of both parts, not concatenated and divided behind the
     # products: arrays as large as the scores cost main-memory traffic.
