@@ -3,9 +3,11 @@
 import dataclasses
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import traverse_util
 
@@ -14,6 +16,7 @@ import tiny_training
 from learned_kinds import IDS, V
 from specdec.models import transformer
 from specdec.training import data, log, loop, objective, run, saving
+from specdec.training.muon import orthogonalize
 from specdec.types import Source
 from tiny_training import (
   CONFIG,
@@ -158,10 +161,48 @@ class TestStep:
     }
     options = dataclasses.replace(OPTIONS, optimizer="muon")
     state = jax.eval_shape(loop.make_optimizer(options).init, weights)
-    moments = state[1].inner_states["muon"].inner_state[0].mu
+    moments = state[1].inner_states["muon"].inner_state[0][0].trace
     leaves = jax.tree_util.tree_leaves_with_path(moments)
     assert {tuple(part.key for part in path) for path, _ in leaves} == wanted
     assert wanted
+
+  def test_muons_first_update_is_that_of_optax(self):
+    rng = np.random.default_rng(0)
+    shapes = dict(wide=(8, 24), tall=(24, 8), square=(8, 8), vector=(8,))
+    weights, gradients = (
+      {
+        name: jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for name, shape in shapes.items()
+      }
+      for _ in range(2)
+    )
+    options = dataclasses.replace(OPTIONS, optimizer="muon", weight_decay=0.1)
+    ours = loop.make_optimizer(options)
+    theirs = optax.chain(
+      optax.clip_by_global_norm(options.clip),
+      optax.contrib.muon(
+        loop.schedule(options),
+        weight_decay=0.1,
+        adam_b2=options.adam_b2,
+        consistent_rms=0.2,
+      ),
+    )
+    updates = [
+      optimizer.update(gradients, optimizer.init(weights), weights)[0]
+      for optimizer in (ours, theirs)
+    ]
+    chex.assert_trees_all_close(*updates, rtol=2e-4, atol=1e-7)
+
+  @pytest.mark.parametrize("shape", [(32, 96), (96, 32)])
+  def test_singular_values_come_near_one(self, shape):
+    x = jax.random.normal(jax.random.key(0), shape)
+    values = jnp.linalg.svd(x, compute_uv=False)
+    assert values.max() > 3 * values.min()
+    for dtype in (jnp.float32, jnp.bfloat16):
+      y = orthogonalize(x, dtype)
+      assert y.dtype == dtype
+      values = jnp.linalg.svd(y.astype(jnp.float32), compute_uv=False)
+      assert 0.6 < values.min() <= values.max() < 1.3
 
 
 def train(folder, kill_at=None, objective=LANGUAGE_MODEL):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from specdec.training.muon import scale_by_muon
 from specdec.training.objective import Objective, num_positions
 from specdec.training.options import Options
 from specdec.types import Array, PyTree
@@ -52,21 +53,22 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     # The base of a convolution is a gain, which begins at 1.
     return leaf.ndim >= 2 and path[-1].key != "base"
 
-  def dimensions(path, leaf):
+  def optimizer_of(path, leaf):
     # Muon is for linear maps between hidden states.
     owners = (part.key.rstrip("_0123456789") for part in path[-2:-1])
     is_map = leaf.ndim == 2 and _TABLES.isdisjoint(owners)
-    return optax.contrib.MuonDimensionNumbers() if is_map else None
+    return "muon" if is_map else "adam"
 
   if options.optimizer == "muon":
-    update = optax.contrib.muon(
-      rate,
-      weight_decay=options.weight_decay,
-      adam_b2=options.adam_b2,
-      consistent_rms=0.2,  # update size of AdamW, for the same learning rate
-      muon_weight_dimension_numbers=functools.partial(
-        jax.tree_util.tree_map_with_path, dimensions
-      ),
+    maps = optax.chain(
+      scale_by_muon(0.95, jnp.dtype(options.dtype)),
+      optax.add_decayed_weights(options.weight_decay),
+      optax.scale_by_learning_rate(rate),
+    )
+    others = optax.adam(rate, b2=options.adam_b2, nesterov=True)
+    update = optax.partition(
+      {"muon": maps, "adam": others},
+      functools.partial(jax.tree_util.tree_map_with_path, optimizer_of),
     )
   else:
     update = optax.adamw(
