@@ -25,8 +25,11 @@ _DOWNLOADS = (
   (_SPEC_BENCH, SOURCES["spec_bench"]),
   (_HUMANEVAL, SOURCES["humaneval"]),
 )
-# Trained by configs/train/smollm2_drafter.py; `smollm2` is its EAGLE-3.
-_DSPARK = "runs/smollm2_dspark/best.safetensors"
+# Trained by configs/train/smollm2_drafter.py on the same tokens; `smollm2` is its
+# EAGLE-3 of more of them.
+_DSPARK, _EAGLE3 = (
+  f"runs/smollm2_{kind}/best.safetensors" for kind in ("dspark", "eagle3")
+)
 
 
 def _equal(*folders: str) -> str:
@@ -200,7 +203,8 @@ def smollm2() -> Iterable[Measurement]:
       minutes,
       None if name == "layer_skip" else _TEXTS_QUICK,
     )
-  eagle3, dspark = "head(smollm2)", f"head({_DSPARK})"
+  eagle3 = "head(smollm2)"
+  dspark, same_eagle3 = f"head({_DSPARK})", f"head({_EAGLE3})"
   for name, drafter, ks, more in (
     ("lookup", "lookup", "5,8", ""),
     ("suffix", "suffix", "5,8", ""),
@@ -208,8 +212,12 @@ def smollm2() -> Iterable[Measurement]:
     ("eagle3", eagle3, "2,3,5", ""),
     ("eagle3_sampled", eagle3, "2,3", " --temperature=1"),
     ("dspark", dspark, "3,7", ""),
+    ("dspark_sampled", dspark, "3,7", " --temperature=1"),
+    ("same_eagle3", same_eagle3, "2,3,5", ""),
+    ("same_eagle3_sampled", same_eagle3, "2,3", " --temperature=1"),
     ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", ""),
     ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", ""),
+    ("copies_same_eagle3", f"'lookup(k=5) | {same_eagle3}'", "2,3", ""),
     ("eagle3_int8", "'head(smollm2, weights=int8)'", "2,3,5", ""),
     ("copies_quantized", "'lookup(k=8) | quantized'", "4,8", ""),
     ("suffix_quantized", "'suffix(k=8) | quantized'", "4,8", ""),
@@ -222,7 +230,7 @@ def smollm2() -> Iterable[Measurement]:
       6,
       needs=(
         *_DOWNLOADS,
-        *([(_DSPARK, _TRAINED)] if dspark in drafter else []),
+        *((x, _TRAINED) for x in (_DSPARK, _EAGLE3) if x in drafter),
       ),
     )
   yield Measurement(
