@@ -253,6 +253,30 @@ def test_keys_of_other_models_are_no_matter(tmp_path):
   assert described.architectures == (name,)
 
 
+def test_what_would_be_read_instead_is_not_written_over(tmp_path):
+  params = traverse_util.unflatten_dict(random_params(CONFIG), sep="/")
+  checkpoints.save_orbax(tmp_path / "orbax", params, CONFIG)
+  (tmp_path / "parts").mkdir()
+  (tmp_path / "parts" / "model.safetensors.index.json").write_text("{}")
+  for folder in (tmp_path / "orbax", tmp_path / "parts"):
+    before = {x.name: x.stat().st_mtime_ns for x in folder.iterdir()}
+    with pytest.raises(FileExistsError, match="would be read instead of model"):
+      checkpoints.save_safetensors(folder, params, CONFIG)
+    after = {x.name: x.stat().st_mtime_ns for x in folder.iterdir()}
+    assert after == before
+
+
+@pytest.mark.parametrize("layout", conversion.MODELS)
+def test_converted_models_say_how_long_they_were_trained(tmp_path, layout):
+  params = traverse_util.unflatten_dict(random_params(CONFIG), sep="/")
+  checkpoints.save_safetensors(tmp_path / "a", params, CONFIG, 96)
+  conversion.convert_model(tmp_path / "a", layout, tmp_path / "b", "float32")
+  for folder in "ab":
+    model = checkpoints.load(tmp_path / folder)
+    assert model.trained_length == 96
+    assert model.config == CONFIG
+
+
 def test_orbax_holds_weights_in_no_other_form(tmp_path):
   params = random_params(CONFIG)
   checkpoints.save_orbax(tmp_path / "model", params, CONFIG)

@@ -32,6 +32,15 @@ def quantised(array, kind):
   return gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
 
 
+def test_the_length_that_a_model_is_for_is_read(tmp_path):
+  write(tmp_path / "a.gguf", context_length=96)
+  write(tmp_path / "b.gguf")
+  lengths = [
+    checkpoints.load(tmp_path / x).trained_length for x in ("a.gguf", "b.gguf")
+  ]
+  assert lengths == [96, None]
+
+
 @pytest.mark.parametrize(
   "kind, tied",
   [(Kind.F32, True), (Kind.F16, False), (Kind.Q8_0, True), (Kind.Q4_0, False)],

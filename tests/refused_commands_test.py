@@ -70,6 +70,12 @@ COMMANDS = {
     --target=preset:llama3-1b :: is a shape alone; add random_weights
     --batch=200 --context=1000 :: give --prompt_file
   """,
+  f"goodput {PROMPTS}": """
+    --context=9 :: --context is for prompts cut from a text, without
+  """,
+  "beam_search --target={model} --prompt=a": """
+    --limit=2 :: --limit is for --prompt_file
+  """,
   f"eval {PROMPTS} --output={{out}}": """
     --limit=-1 :: --limit=-1; it must be >= 0
     --batch=1,2 :: takes one number

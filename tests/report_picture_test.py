@@ -39,6 +39,8 @@ def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
     plot("--group=qa", "b.json")
   with pytest.raises(SystemExit, match="one or more files"):
     plot()
+  with pytest.raises(SystemExit, match="two files have one label"):
+    plot("x=b.json", "x=b.json")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,7 @@ def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
     ("[1]", "is none of this repository's results"),
     ('{"a": 1}', "is none of this repository's results"),
     (json.dumps(document()), "has no group 'code'; "),
+    ('{"format": "specdec/1"}', "label holds no runs to plot"),
   ],
 )
 def test_anything_else_is_refused(plot, tmp_path, content, sentence):

@@ -36,18 +36,8 @@ class Renderer:
     """
     values = dict(special, messages=list(messages), add_generation_prompt=True)
     values |= {"tools": None, "documents": None}  # as in transformers
-    if self._process is None:
-      self._process = subprocess.Popen(
-        [sys.executable, "-P", __file__],  # -P: no imports from this folder
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-      )
-      atexit.register(self._stop)
-    process = self._process
     try:
+      process = self._process or self._start()
       process.stdin.write(json.dumps([template, values]) + "\n")
       process.stdin.flush()
       ready, _, _ = select.select([process.stdout], [], [], _SECONDS)
@@ -68,6 +58,20 @@ class Renderer:
       raise ValueError(f"the chat template failed: {error}")
     return text
 
+  def _start(self) -> subprocess.Popen:
+    """Returns the process once it waits for templates: the limit is theirs."""
+    self._process = subprocess.Popen(
+      [sys.executable, "-P", __file__],  # -P: no imports from this folder
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+      encoding="utf-8",
+    )
+    atexit.register(self._stop)
+    self._process.stdout.readline()
+    return self._process
+
   def _stop(self) -> None:
     if self._process is not None:
       atexit.unregister(self._stop)
@@ -77,7 +81,7 @@ class Renderer:
 
 
 def _serve() -> None:
-  """Answers every line of standard input until it is closed."""
+  """Says that it is ready, and answers every line of standard input."""
   import resource
   import time
 
@@ -120,6 +124,7 @@ def _serve() -> None:
   environment.globals["strftime_now"] = time.strftime
   compiled = functools.cache(environment.from_string)
   resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+  print(flush=True)
   for line in sys.stdin:
     source, values = json.loads(line)
     try:

@@ -70,7 +70,7 @@ def convert_model(
     check_finite(params, dtype)
   except ValueError:
     raise ValueError(f"some weights do not fit into {dtype}") from None
-  MODELS[layout](output, params, model.config)
+  MODELS[layout](output, params, model.config, model.trained_length)
   if model.tokenizer is not None:
     model.tokenizer.save(output, model.config.first_token)
   elif model.eos_ids:

@@ -40,7 +40,9 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
         f"{source} does not exist; accepted: a directory with config.json and "
         "safetensors, a .gguf file, or a hub name like owner/name"
       )
-    return snapshot(str(source), patterns)
+    path = snapshot(str(source), patterns)
+    if ALL_FILES[0] not in patterns:  # without weights
+      return path
   if path.is_file():
     if path.suffix != ".gguf":
       raise ValueError(
@@ -67,7 +69,7 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
   if patterns == CONFIG_FILES and (path / "config.json").is_file():
     return path  # a shape alone, for random weights
   raise FileNotFoundError(
-    f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX}, "
+    f"{source} holds neither {huggingface.SINGLE}, {huggingface.INDEX}, "
     f"{orbax_layout.FOLDER}/ nor a .gguf file"
   )
 

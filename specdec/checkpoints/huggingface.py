@@ -317,14 +317,29 @@ def shards(directory: Path) -> list[Path]:
 
 
 def save_safetensors(
-  directory: str | Path, params: dict, config: TransformerConfig
+  directory: str | Path,
+  params: dict,
+  config: TransformerConfig,
+  trained_length: int | None = None,
 ) -> None:
   """Writes config.json and model.safetensors in Hugging Face's format.
 
-  Raises `write_config`'s errors, and NotWritten where the disk is full.
+  Args:
+    trained_length: positions that the model is for, where that is known.
+
+  Raises:
+    FileExistsError: the directory has weights that would be read instead.
+    NotWritten: the disk is full.
+    ValueError: as `write_config`.
   """
   directory = remote.as_path(directory)
-  write_config(directory, params, config)
+  for other in (ORBAX, INDEX):
+    if (directory / other).exists():
+      raise FileExistsError(
+        f"{directory} holds {other}, which would be read instead of "
+        f"{SINGLE}; write into another folder, or remove it"
+      )
+  write_config(directory, params, config, trained_length)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
   leaves = {x.hugging_face: flat[x.path] for x in names.tensors(config)}
   for whole, parts in stored_names.fused(config).items():
@@ -370,7 +385,10 @@ def _joined(rows: np.ndarray, *matrices: jax.Array) -> np.ndarray:
 
 
 def write_config(
-  directory: Path, params: dict, config: TransformerConfig
+  directory: Path,
+  params: dict,
+  config: TransformerConfig,
+  trained_length: int | None = None,
 ) -> None:
   """Writes config.json, after checking that params match it.
 
@@ -389,6 +407,8 @@ def write_config(
     {path: leaf.shape for path, leaf in logical.items()},
     "params",
   )
+  if trained_length:
+    rendered.setdefault("max_position_embeddings", trained_length)
   rendered["torch_dtype"] = str(flat["final_norm/scale"].dtype)
   if any(isinstance(leaf, Quantized) for leaf in flat.values()):
     formats = {

@@ -139,6 +139,7 @@ def load(
   if path.is_file():
     reader = gguf.Weights(path)
     config = _with_formats(gguf.config(reader, dtype), weights, reader)
+    trained_length = reader.count("context_length", 0) or None
     text = gguf_tokenizer.from_gguf(reader, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
     params = _read(reader, config, place)

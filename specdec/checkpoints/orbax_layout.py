@@ -26,16 +26,19 @@ def has_weights(directory: Path) -> bool:
 
 
 def save(
-  directory: str | Path, params: dict, config: TransformerConfig
+  directory: str | Path,
+  params: dict,
+  config: TransformerConfig,
+  trained_length: int | None = None,
 ) -> None:
-  """Writes config.json and orbax/, replacing them.
+  """Writes config.json and orbax/, replacing them; see `save_safetensors`.
 
   Raises `write_config`'s, and NotWritten where the disk is full.
   """
   directory = remote.as_path(directory)
   if not remote.is_remote(directory):
     directory = directory.absolute()
-  huggingface.write_config(directory, params, config)
+  huggingface.write_config(directory, params, config, trained_length)
   with (
     orbax_errors.named(directory / FOLDER),
     ocp.StandardCheckpointer() as checkpointer,

@@ -67,6 +67,8 @@ def checked(options: app.Options) -> Setup:
       f"--length_penalty={options.length_penalty}; it must be finite"
     )
   prompt_flags.check_prompt(options)
+  if not options.prompt_file:
+    setup_flags.refuse(options, ["limit"], "is for --prompt_file")
   return setup_flags.setup_of(options, prompt_size=prompt_size([[0]]))
 
 

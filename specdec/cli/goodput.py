@@ -82,6 +82,9 @@ def checked(options: app.Options) -> list[Setup]:
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "context", "requests", "repeats", "every")
   app.check_at_least(options, 1, "refill", "least_new_tokens")
+  if options.prompt_file:
+    why = "is for prompts cut from a text, without --prompt_file"
+    setup_flags.refuse(options, ["context"], why)
   if options.refill > min(options.batch):
     raise ValueError(
       f"--refill={options.refill} is more than --batch={min(options.batch)}, "

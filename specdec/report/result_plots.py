@@ -37,10 +37,18 @@ def of_files(
 
   Args:
     group: of prompts, where there are several; None: all of them.
+
+  Raises ValueError where two have one label, or one holds nothing to plot.
   """
   named = [labelled(argument) for argument in arguments]
   documents = {str(label or path): read(path) for label, path in named}
-  if len(documents) > 1 or named[0][0]:
+  if len(documents) < len(named):
+    raise ValueError("two files have one label; give LABEL=FILE for each")
+  several = len(documents) > 1 or named[0][0]
+  for label, document in documents.items():
+    if "runs" not in document and (several or "passes" not in document):
+      raise ValueError(f"{label} holds no runs to plot")
+  if several:
     return of_documents(documents, title, group or plots.ALL)
   if group is not None:
     raise ValueError("--group is for several files, or for LABEL=FILE")

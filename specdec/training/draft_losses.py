@@ -109,7 +109,17 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
       f"feature_weight = {loss.feature_weight}: a head of kind {kind!r} does "
       "not predict the target's hidden states; only 'eagle' does"
     )
+  if head_config.levels > 1 and not loss.decay:
+    raise ValueError(
+      f"loss.decay = 0: of {head_config.levels} levels only the first would be "
+      "trained"
+    )
   if not block:
+    if not loss.token_weight and not loss.feature_weight:
+      raise ValueError(
+        "loss.token_weight and loss.feature_weight are 0: nothing would be "
+        "trained"
+      )
     return
   options, successor = loss.block or BlockLoss(), block.successor
   for name, part, has in (

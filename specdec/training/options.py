@@ -11,10 +11,8 @@ from specdec.models.config import TransformerConfig
 from specdec.utils.spelling import check_choice
 
 OPTIMIZERS = ("adamw", "muon")
-# Options that affect logging and evaluation, not the weights.
-FREE = (
-  "log_every", "eval_every", "save_every", "eval_sequences", "profile",
-)  # fmt: skip
+# Options of when something is logged, evaluated or kept.
+FREE = ("log_every", "eval_every", "save_every", "profile")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from specdec.checkpoints.fetch import fetch
 from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import transformer
+from specdec.models.config import TransformerConfig
 from specdec.sharding import Placement
 from specdec.training import (
   data,
@@ -129,12 +130,17 @@ class Task:
         products += product_seconds
     seconds, length = statistics.median(steps), options.sequence
     rate = options.batch * length / seconds
-    # Forward and backward pass: six FLOPs for each weight of a token, plus
-    # those of causal attention.
-    heads = config.num_attention_layers * config.num_heads
-    attention = heads * config.head_dim * length
-    flops = 6 * (config.num_parameters + attention) * rate
-    return seconds, rate, flops, 2 * _SIZE**3 / statistics.median(products)
+
+    def multiplications(config: TransformerConfig) -> int:
+      """Of a token in a forward pass: weights, and causal attention's."""
+      heads = config.num_attention_layers * config.num_heads
+      return config.num_parameters + heads * config.head_dim * length
+
+    flops = 6 * multiplications(config)  # forward and backward
+    if self.target is not None:
+      flops += 2 * multiplications(self.target.config)
+    product_flops = 2 * _SIZE**3 / statistics.median(products)
+    return seconds, rate, flops * rate, product_flops
 
 
 def load(
