@@ -344,3 +344,13 @@ def test_log_drops_entries_after_the_step_it_resumes_from(tmp_path):
   again.close()
   assert again.lowest == 2.0
   assert len(tiny_training.log(tmp_path)) == 2
+
+
+def test_the_best_block_drafter_has_the_longest_accepted_length(tmp_path):
+  first = log.Log(tmp_path, 0)
+  for step, (loss, length) in enumerate([(2.0, 1.0), (3.0, 1.5), (1.0, 1.2)]):
+    values = {"loss": loss, "accepted_length": length}
+    assert (log.score(values) < first.lowest) == (step < 2)
+    first.write(step, "held_out", values)
+  first.close()
+  assert first.lowest == log.Log(tmp_path, 3).lowest == -1.5

@@ -13,11 +13,22 @@ from specdec.utils import files, remote
 from specdec.utils.event_files import EventFile
 
 
+def score(measures: dict) -> float:
+  """Returns what is lowest in the best evaluation: the held-out loss.
+
+  Of a block drafter it is the accepted length, negated: its loss has parts that
+  decide no draft token, which may rise while more of them are accepted.
+  """
+  if "accepted_length" in measures:
+    return -measures["accepted_length"]
+  return measures["loss"]
+
+
 class Log:
   """`metrics.jsonl` and `tensorboard/` in a run's folder.
 
   Attributes:
-    lowest: lowest held-out loss so far.
+    lowest: lowest `score` so far.
   """
 
   def __init__(self, folder: Path, step: int):
@@ -33,7 +44,7 @@ class Log:
       path, "".join(json.dumps(entry) + "\n" for entry in entries)
     )
     lowest = min(
-      (entry["loss"] for entry in entries if entry["kind"] == "held_out"),
+      (score(entry) for entry in entries if entry["kind"] == "held_out"),
       default=math.inf,
     )
     self.lowest = float(multihost.agree(lowest))
@@ -57,7 +68,7 @@ class Log:
       NotWritten: the disk is full, for example.
     """
     if kind == "held_out":
-      self.lowest = min(self.lowest, measures["loss"])
+      self.lowest = min(self.lowest, score(measures))
     if self._events is None:
       return
     entry = {"step": step, "kind": kind, **measures}

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.training import loop
 from specdec.training.data import Sequences
-from specdec.training.log import Log
+from specdec.training.log import Log, score
 from specdec.training.objective import Objective, num_positions
 from specdec.training.options import FREE, Options
 from specdec.training.saving import Checkpoints, checksum
@@ -54,7 +54,7 @@ def train(
     frozen: weights that the objective uses but does not train.
     held_out: sequences for evaluation.
     folder: for checkpoints, metrics.jsonl and TensorBoard's files.
-    export: called with weights and 'best' (lowest held-out loss so far) or
+    export: called with weights and 'best' (lowest log.score so far) or
       'last' (at the end of the run).
     decode: returns measures of weights by decoding, at every evaluation.
     where: NamedShardings of the weights, on a mesh with an axis `data` that
@@ -143,7 +143,7 @@ def train(
           piece,
           rows,
         )
-        if values["loss"] < log.lowest:
+        if score(values) < log.lowest:
           export(state.params, "best")
         log.write(now, "held_out", values)
         bar.write(f"step {now}: held-out {_format(values)}", file=sys.stderr)
@@ -161,10 +161,9 @@ def train(
         # Excludes compilation and pauses from the rate.
         timed_from, timed_since = now, time.perf_counter()
     export(state.params, "last")
-    best = "" if log.lowest == math.inf else f" ({log.lowest:.3f})"
     bar.write(
       f"train: {options.steps:,} steps are done; {folder} has the last weights "
-      f"and those of the lowest held-out loss{best}",
+      "and those of the best evaluation",
       file=sys.stderr,
     )
   except KeyboardInterrupt:
