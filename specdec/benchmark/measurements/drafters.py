@@ -25,8 +25,8 @@ _DOWNLOADS = (
   (_SPEC_BENCH, SOURCES["spec_bench"]),
   (_HUMANEVAL, SOURCES["humaneval"]),
 )
-# Trained by configs/train/smollm2_drafter.py on the same tokens; `smollm2` is its
-# EAGLE-3 of more of them.
+# Trained by configs/train/smollm2_drafter.py on the same tokens; the head
+# `smollm2` is its EAGLE-3 of more of them.
 _DSPARK, _EAGLE3 = (
   f"runs/smollm2_{kind}/best.safetensors" for kind in ("dspark", "eagle3")
 )
