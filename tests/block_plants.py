@@ -35,13 +35,13 @@ def train_no_context(patch):
 
 def train_a_token_too_far(patch):
   """Slots that are taught the target's distributions of the next slots."""
-  honest = draft_losses.aim
+  honest = draft_losses.aim_of_hidden
 
-  def aim(head, logits, labels):
-    logits, labels = (jnp.roll(x, -1, axis=1) for x in (logits, labels))
-    return honest(head, logits, labels)
+  def aim(head, params, hidden, labels):
+    hidden, labels = (jnp.roll(x, -1, axis=1) for x in (hidden, labels))
+    return honest(head, params, hidden, labels)
 
-  patch.setattr(draft_losses, "aim", aim)
+  patch.setattr(draft_losses, "aim_of_hidden", aim)
 
 
 def served_without_context(drafter):

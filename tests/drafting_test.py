@@ -183,13 +183,12 @@ def test_losses_refuse(entries, complaint):
 def test_a_target_in_parts_says_the_same():
   model, params = target()
   rows = np.random.default_rng(0).integers(0, V, (2, 129))
-  layers = (model.num_layers,)
-  output, _ = model.apply(params, rows[:, :-1], None, features=layers)
-  last, labels = output.features[0], jnp.asarray(rows[:, 1:])
-  assert last.shape[1] == 2 * draft_losses.AT_ONCE
+  output, _ = model.apply(params, rows[:, :-1], None)
+  labels = jnp.asarray(rows[:, 1:])
+  assert labels.shape[1] == 2 * draft_losses.AT_ONCE
   head = learned_kinds.draft_head("mtp")
   assert head.ids is not None
   whole = draft_losses.aim(head, output.logits, labels)
-  parts = draft_losses.aim_by_parts(head, model, params, last, labels)
+  parts = draft_losses.aim_of_hidden(head, params, output.hidden, labels)
   for wanted, value in zip(whole, parts):
     np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)

@@ -37,6 +37,8 @@ class View(NamedTuple):
     sinks: first positions, at most BLOCK, that are seen outside of the window.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
+    lags: of a mask. Behind its slots come T more for each lag, of which token t
+      attends to number t - lag, if there is one.
     bias: [2 R + 1, heads] float32, added to the scores by how far the slot lies
       before the node in positions, from -R to R; farther ones as these two.
       None: none.
@@ -48,6 +50,7 @@ class View(NamedTuple):
   ancestors: jax.Array | None
   window: int | None = None
   mask: jax.Array | None = None
+  lags: tuple[int, ...] = ()
   bias: jax.Array | None = None
   sinks: int = 0
   chunk: int | None = None
@@ -303,6 +306,25 @@ def _by_xla(
     weights = weights.astype(values.dtype)
     return einsum_float32("bhqs,bhsd->bhqd", weights, values)
 
+  def path_scores(index, lag):
+    """Returns the scores [B, KV heads, groups * T, 1] of one of view.lags."""
+    x = jnp.sum(by_token(query) * on_path(keys, index, lag), axis=-1)
+    if value_query is not None:
+      x += jnp.sum(by_token(value_query) * on_path(values, index, lag), axis=-1)
+    x = softcap(scale * x, cap)
+    x = jnp.where(jnp.arange(num_tokens) < lag, -jnp.inf, x)
+    return x.reshape(batch, num_kv_heads, -1, 1)
+
+  def by_token(x):
+    x = x.reshape(batch, num_kv_heads, -1, num_tokens, x.shape[-1])
+    return x.astype(jnp.float32)
+
+  def on_path(slots, index, lag):
+    """Returns what each token sees of a lag: [B, KV heads, 1, T, D]."""
+    begin = view.mask.shape[-1] + index * num_tokens
+    x = slots[:, :, None, begin : begin + num_tokens - lag]
+    return jnp.pad(x, ((0, 0),) * 3 + ((lag, 0), (0, 0))).astype(jnp.float32)
+
   sink = None
   if sink_logits is not None:  # of each query, [1, KV heads, groups * T, 1]
     sink = jnp.repeat(sink_logits.astype(jnp.float32), num_tokens)
@@ -311,11 +333,17 @@ def _by_xla(
   if mask is None and num_slots <= BLOCK:
     mask = view.mask_of(slots)
   if mask is not None:
-    x = scores(keys, values, mask, slots)
+    count = mask.shape[-1]  # all but those on paths
+    seen = jax.tree.map(lambda x: x[:, :, :count], (keys, values))
+    x = [scores(*seen, mask, slots[:count])]
+    x += [path_scores(i, lag) for i, lag in enumerate(view.lags)]
     if sink is not None:
-      x = jnp.concatenate([x, jnp.broadcast_to(sink, (*x.shape[:3], 1))], -1)
-    weights = jax.nn.softmax(x, axis=-1)[..., :num_slots]
-    y = weighted(weights, values)
+      x.append(jnp.broadcast_to(sink, (*x[0].shape[:3], 1)))
+    weights = jax.nn.softmax(jnp.concatenate(x, axis=-1), axis=-1)
+    y = weighted(weights[..., :count], seen[1])
+    for i, lag in enumerate(view.lags):
+      part = by_token(weights[..., count + i, None])
+      y += (part * on_path(values, i, lag)).reshape(y.shape)
   else:
     first, last = view.blocks(num_slots)
     # Sinks are in block 0, which is read ahead of a window's.

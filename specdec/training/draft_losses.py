@@ -10,12 +10,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec.drafters.heads.draft_head import (
+  drafted_rows,
+  projection,
+  shared_score,
+)
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.head_kinds import KINDS
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
 from specdec.training.options import check_range
-from specdec.types import Array, Model, PyTree
+from specdec.types import Array, PyTree
 from specdec.utils.spelling import check_choice
 
 WEIGHTINGS = ("decay", "dpace")
@@ -185,9 +190,15 @@ def aim(head, logits: Array, labels: Array) -> Aim:
   """
   log_probs = jax.nn.log_softmax(logits)
   best = jnp.argmax(log_probs, axis=-1)
-  number = jnp.arange(head.vocab_size)  # of a token; -1: not drafted
   if head.ids is not None:
     log_probs = log_probs[..., head.ids]
+  return _aim(head, log_probs, best, labels)
+
+
+def _aim(head, log_probs: Array, best: Array, labels: Array) -> Aim:
+  """Returns the Aim of log-probabilities of tokens that a head can draft."""
+  number = jnp.arange(head.vocab_size)  # of a token; -1: not drafted
+  if head.ids is not None:
     number = jnp.full_like(number, -1)
     number = number.at[head.ids].set(jnp.arange(len(head.ids)))
   probs = jnp.exp(log_probs)
@@ -200,36 +211,34 @@ def aim(head, logits: Array, labels: Array) -> Aim:
   )
 
 
-def aim_by_parts(
-  head, target: Model, params: PyTree, last: Array, labels: Array
-) -> Aim:
-  """Returns `aim` of logits that exist for a few positions at a time.
+def aim_of_hidden(head, params: PyTree, hidden: Array, labels: Array) -> Aim:
+  """Returns `aim` of a target's last hidden states.
 
-  A reduced vocabulary leaves a part of what a target's whole one takes, which
-  is mostly the largest array of a step.
+  Where a head drafts a reduced vocabulary, logits of the whole one, mostly the
+  largest array of a step, exist for a few positions at a time.
 
   Args:
-    last: [B, T, M] residual stream that leaves the target's last layer.
+    params: of the target.
+    hidden: [B, T, M] behind its final norm.
   """
+  table = projection(params)
 
-  def of_part(part):
-    hidden, labels = part
-    start = target.num_layers
-    output, _ = target.apply(params, labels, None, start=start, hidden=hidden)
-    return aim(head, output.logits, labels)
+  def of_part(hidden):
+    logits = shared_score(table, head.target, hidden)
+    return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1)
 
-  length = labels.shape[1]
-  if head.ids is None or length % AT_ONCE:
-    return of_part((last, labels))
-
-  def split(x):  # [B, T, ...] -> [T / AT_ONCE, B, AT_ONCE, ...]
-    return x.reshape(len(x), -1, AT_ONCE, *x.shape[2:]).swapaxes(0, 1)
-
-  def joined(x):
-    return x.swapaxes(0, 1).reshape(-1, length, *x.shape[3:])
-
-  parts = jax.lax.map(of_part, (split(last), split(labels)))
-  return jax.tree.map(joined, parts)
+  if head.ids is None:
+    return aim(head, shared_score(table, head.target, hidden), labels)
+  parts, length = hidden[:, None], hidden.shape[1]
+  if length % AT_ONCE == 0:
+    parts = hidden.reshape(len(hidden), -1, AT_ONCE, hidden.shape[-1])
+  total, best = (
+    x.swapaxes(0, 1).reshape(-1, length)
+    for x in jax.lax.map(of_part, parts.swapaxes(0, 1))
+  )
+  rows = drafted_rows(head.ids, params)
+  logits = shared_score(rows, head.target, hidden)
+  return _aim(head, logits - total[..., None], best, labels)
 
 
 def rejected(log_probs: Array, aim: Aim) -> Array:

@@ -50,18 +50,21 @@ def objective(
     states = batch if isinstance(batch, dict) else {"tokens": batch}
     tokens = states["tokens"]
     text, labels = tokens[:, :-1], tokens[:, 1:]
-    stop = target.num_layers
     if "last" in states:  # only the final norm is left to run
-      last, features = states["last"], states["features"]
       output, _ = target.apply(
-        frozen, text, None, start=stop, hidden=last, head=False
+        frozen,
+        text,
+        None,
+        start=target.num_layers,
+        hidden=states["last"],
+        head=False,
       )
+      output = output._replace(features=tuple(states["features"]))
     else:
-      layers = (stop, *draft_head.features)
-      output, _ = target.apply(frozen, text, None, head=False, features=layers)
-      last, *features = output.features
-    output = output._replace(features=tuple(features))
-    goal = draft_losses.aim_by_parts(draft_head, target, frozen, last, labels)
+      output, _ = target.apply(
+        frozen, text, None, head=False, features=draft_head.features
+      )
+    goal = draft_losses.aim_of_hidden(draft_head, frozen, output.hidden, labels)
     compute = block_drafting.loss_of_output if block else loss_of_output
     given = states, *jax.lax.stop_gradient((output, goal))
     return compute(draft_head, loss, net, frozen, *given, measure, seed)

@@ -61,7 +61,7 @@ class BlockHead(NamedTuple):
   place: Place  # of its activations and cache
   features: tuple[int, ...]  # DraftSpec.features
   ids: np.ndarray | None  # [n] tokens that it can draft; None: all
-  vocab_size: int  # V
+  target: TransformerConfig
   init: Callable[[Array], PyTree]
   init_cache: Callable[[int, int], KVCache]
   encode: Callable[[PyTree, ModelOutput], Array]
@@ -73,6 +73,10 @@ class BlockHead(NamedTuple):
   step: Callable[..., tuple[PyTree, Array]]
   selection: Callable[..., tuple[Array, Array]]
   confidence: Callable[..., Array]
+
+  @property
+  def vocab_size(self) -> int:
+    return self.target.vocab_size
 
   def num_slots(self, k: int | None = None) -> int:
     """S for k draft tokens, by default as many as it is trained for.
@@ -145,7 +149,7 @@ def block_from_module(
     place or sharding.anywhere,
     head_config.features,
     ids,
-    target.vocab_size,
+    target,
     init,
     cache_constructor(head_config, target, place),
     *map(call, (module.encode, module.context, module.draft, module.logits)),

@@ -66,12 +66,16 @@ class DraftHead(NamedTuple):
   head_config: HeadConfig
   features: tuple[int, ...]  # DraftSpec.features
   ids: np.ndarray | None  # [n] tokens that it can draft; None: all
-  vocab_size: int  # V
+  target: TransformerConfig
   init: Callable[[Array], PyTree]
   init_cache: Callable[[int, int], KVCache]
   encode: Callable[[PyTree, ModelOutput], Array]
   step: Callable[..., tuple[Array, tuple]]
   logits: Callable[[PyTree, TargetWeights, Array, int], Array]
+
+  @property
+  def vocab_size(self) -> int:
+    return self.target.vocab_size
 
   @property
   def has_kv_cache(self) -> bool:
@@ -151,18 +155,18 @@ class Head(nn.Module):
       return project(weight(self, shape, x.dtype), x, jnp.float32)
     if x.shape[-1] != self.target.width:
       x = Linear(self.target.width, name="up")(x)
-    return shared_score(target_weights, self.target, x)
+    return shared_score(target_weights.head, self.target, x)
 
 
-def shared_score(
-  target_weights: TargetWeights, target: TransformerConfig, x: Array
-) -> Array:
-  """[B, T, n] the target's logits of what stands for its hidden states."""
+def shared_score(rows: Array, target: TransformerConfig, x: Array) -> Array:
+  """[B, T, n] the target's logits of what stands for its hidden states.
+
+  Args:
+    rows: [n, M] of its vocabulary projection, as it is held.
+  """
   if target.scale_logits:
     x = x * target.width**-0.5
-  return softcap(
-    project(target_weights.head, x, jnp.float32), target.logit_softcap
-  )
+  return softcap(project(rows, x, jnp.float32), target.logit_softcap)
 
 
 def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
@@ -276,7 +280,7 @@ def head_from_module(
     head_config,
     features,
     ids,
-    target.vocab_size,
+    target,
     init,
     cache_constructor(head_config, target, place),
     *(call(method) for method in (module.encode, module.step, module.logits)),
@@ -316,8 +320,7 @@ def cache_constructor(
 def target_weights_of(params: Params) -> TargetWeights:
   """What the drafter uses of the target's weights, out of both."""
   target, draft = params
-  table = target["head"] if "head" in target else target["embed"]
-  head = draft["head"] if "head" in draft else table["weight"]
+  head = draft["head"] if "head" in draft else projection(target)
   return TargetWeights(target["embed"]["weight"], head)
 
 
@@ -350,9 +353,18 @@ def weights_of(
   """
   draft = {"net": net}
   if draft_head.head_config.head == "shared" and draft_head.ids is not None:
-    table = target["head"] if "head" in target else target["embed"]
-    draft["head"] = look_up(table["weight"], jnp.asarray(draft_head.ids))
+    draft["head"] = drafted_rows(draft_head.ids, target)
   return draft
+
+
+def projection(target: PyTree) -> Array:
+  """Returns a target's vocabulary projection [V, M], as it is held."""
+  return (target["head"] if "head" in target else target["embed"])["weight"]
+
+
+def drafted_rows(ids: Array, target: PyTree) -> Array:
+  """Returns the rows [n, M] of a target's projection of tokens [n]."""
+  return look_up(projection(target), jnp.asarray(ids))
 
 
 def quantize(draft: dict[str, Any], form: WeightFormat) -> dict[str, Any]:

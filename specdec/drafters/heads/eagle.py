@@ -39,7 +39,7 @@ class Eagle(HeadModule):
     return self.up(x), layers
 
   def logits(self, target_weights, hidden, depth):
-    return shared_score(target_weights, self.target, hidden)
+    return shared_score(target_weights.head, self.target, hidden)
 
 
 class _FirstLayer(nn.Module):

@@ -153,17 +153,16 @@ def _view(batch: int, size: int, level: int, start: int) -> View:
   # Of iotas: as constants the masks of long texts would fill the program.
   at = jnp.arange(size)
   row, column = at[:, None], at[None, :]
-  # Committed, up to the root.
-  parts = [(column <= row - level) & (column >= start)]
-  for m in range(1, level + 1):  # the path: level m stood level - m before
-    parts.append(column == row - (level - m))
-  # No such round: lest nothing be seen.
-  parts[-1] |= (row < level + start) & (column == size - 1)
-  mask = jnp.concatenate(parts, axis=1)
+  mask = (column <= row - level) & (column >= start)  # committed, to the root
+  if not level:  # no such round: lest nothing be seen
+    mask |= (row < start) & (column == size - 1)
   where, mask = (
     jnp.broadcast_to(x[None], (batch, *x.shape)) for x in (at, mask)
   )
-  return View(jnp.zeros((batch,), jnp.int32), 0, where, None, mask=mask)
+  # The path: level m stood level - m before.
+  lags = tuple(reversed(range(level)))
+  none = jnp.zeros((batch,), jnp.int32)
+  return View(none, 0, where, None, mask=mask, lags=lags)
 
 
 def _fresh(rows: int, level: int) -> View:
