@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ import learned_kinds
 from learned_kinds import IDS, V, sharpened, target
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.unroll import growing, unroll
+from specdec.models import attention
+from specdec.models.attention import View
 from specdec.training import draft_losses, drafting
 from specdec.types import Params
 
@@ -178,6 +181,38 @@ def test_no_measures_where_none_are_wanted():
 def test_losses_refuse(entries, complaint):
   with pytest.raises(ValueError, match=complaint):
     drafting.Loss(**entries)
+
+
+@pytest.mark.parametrize("options", ["plain", "capped", "latent"])
+def test_keys_on_a_path_are_those_that_a_mask_of_diagonals_shows(options):
+  """Values and derivatives, with sinks in the softmax, too."""
+  size, lags = 5, (2, 1, 0)
+  rng = np.random.default_rng(0)
+  shapes = dict(query=(2, size, 4, 3), keys=(2, 2, 4 * size, 3))
+  shapes |= dict(values=(2, 2, 4 * size, 6), value_query=(2, size, 4, 6))
+  arrays = {x: jnp.asarray(rng.normal(size=y)) for x, y in shapes.items()}
+  if options != "latent":
+    del arrays["value_query"]
+  row, column = np.ogrid[:size, :size]
+  text = column <= row - len(lags)
+  parts = [text, *(column == row - lag for lag in lags)]
+  start = View(jnp.zeros(2, jnp.int32), 0, jnp.zeros((1, size), int), None)
+
+  def attended(mask, lags, arrays):
+    view = start._replace(mask=jnp.stack([mask] * 2), lags=lags)
+    cap = 1.5 if options == "capped" else None
+    sinks = jnp.array([0.3, -1.0, 0.5, 2.0])
+    y = attention.attend(
+      view=view, scale=0.7, cap=cap, sink_logits=sinks, **arrays
+    )
+    return jnp.sum(y**2), y
+
+  given = (text, lags), (np.concatenate(parts, axis=1), ())
+  ours, theirs = (
+    jax.value_and_grad(attended, argnums=2, has_aux=True)(*x, arrays)
+    for x in given
+  )
+  chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_target_in_parts_says_the_same():
