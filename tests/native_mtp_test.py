@@ -5,6 +5,7 @@ its MTP layer. What that computes is what the layer does in the whole model,
 whose logits are transformers' (transformer_test.py).
 """
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -21,12 +22,14 @@ from safetensors.numpy import load_file, save_file
 import specdec
 from specdec import checkpoints, drafters
 from specdec.checkpoints import formats, learned
-from specdec.drafters.heads import draft_head
+from specdec.drafters.heads import draft_head, unroll
 from specdec.drafters.heads.cost import drafter_cost
 from specdec.models import attention, transformer
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost, step_cost
+from specdec.training import drafting, loop
+from specdec.training.options import Options
 from specdec.types import Params
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
@@ -161,6 +164,46 @@ def test_it_drafts_and_is_kept_in_a_file_of_ours(family, tmp_path):
     ours = decoder.complete(batch)
     assert ours.texts == decoder.baseline().complete(batch).texts
     assert ours.stats.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)
+def test_it_learns_from_its_own_hidden_states(family, tmp_path):
+  """Experts have derivatives at every level, and choose by unrounded biases."""
+  cut(family, tmp_path / "whole")
+  target = checkpoints.load(tmp_path / "whole")
+  head_config = formats.inspect(tmp_path / "whole", target.config)
+  head_config = dataclasses.replace(head_config, levels=2)
+  head = drafters.LEARNED["mtp"](
+    head_config, target.config, None, unroll.growing
+  )
+  options = Options(steps=2, batch=2, sequence=8, warmup=1, dtype="bfloat16")
+  model = transformer.model(options.in_dtype(target.config))
+  honest = drafting.objective(head, model, drafting.Loss())
+  biases = []
+
+  def objective(net, frozen, tokens):
+    for path, x in traverse_util.flatten_dict(
+      {"net": net, "t": frozen}
+    ).items():
+      biases.extend([x.dtype] * (path[-1] == "choice_bias"))
+    return honest(net, frozen, tokens)
+
+  optimizer = loop.make_optimizer(options)
+  step = loop.make_step(objective, optimizer, options)
+  net = head.init(jax.random.key(0))
+  before = jax.tree.map(np.array, net)
+  tokens = np.random.default_rng(0).integers(
+    0, target.config.vocab_size, (2, 9)
+  )
+  state, _ = step(loop.init(net, optimizer), target.params, tokens)
+  assert int(state.failed) == -1
+  moved = traverse_util.flatten_dict(
+    jax.tree.map(lambda a, b: np.any(a != b), before, state.params), sep="/"
+  )
+  experts = [name for name in moved if re.search("/mlp/(gate|up|down)", name)]
+  assert experts and all(moved[name] for name in experts)
+  assert set(biases) <= {jnp.dtype("float32")}
+  assert bool(biases) == (family.name == "deepseek_v3")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda x: x.name)

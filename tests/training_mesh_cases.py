@@ -290,6 +290,17 @@ def test_a_run_goes_on_upon_another_mesh(
   assert_same_run(run_head(place, folder, head, second), alone(head))
 
 
+def test_muon_goes_on_upon_another_mesh(place, tmp_path):
+  """A few devices hold parts of matrices that it iterates as wholes."""
+  options = OPTIONS | dict(optimizer="muon")
+  head, folder = "published_eagle3", tmp_path / "run"
+  alone = run_head(place, tmp_path / "alone", head, ONE, options=options)
+  with pytest.raises(Killed):
+    run_head(place, folder, head, "data:2,model:4", stop=3, options=options)
+  meshed = run_head(place, folder, head, "data:4,model:2", options=options)
+  assert_same_run(meshed, alone)
+
+
 @pytest.mark.parametrize("head", ["published_eagle3", "medusa", "dspark"])
 def test_a_head_lies_where_its_plan_says(head):
   head_config = HeadConfig(**head_entries(head))

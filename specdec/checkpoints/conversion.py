@@ -12,8 +12,8 @@ from specdec.checkpoints import formats, hf_config, huggingface
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.loading import Checkpoint, check_finite
-from specdec.models.config import DTYPES, TransformerConfig, stays_float32
-from specdec.models.quantization import Quantized
+from specdec.models.config import DTYPES, TransformerConfig
+from specdec.models.params import cast
 from specdec.models.weight_formats import STORED, WeightFormat
 from specdec.utils import files
 
@@ -57,15 +57,7 @@ def convert_model(
       f"weights = {weights} are no integers; give dtype = {weights}"
     )
   model = checkpoints.load(source, weights=weights)
-
-  def cast(path, x):
-    if isinstance(x, Quantized) or stays_float32("/".join(k.key for k in path)):
-      return x
-    return x.astype(jnp.dtype(dtype))
-
-  params = jax.tree_util.tree_map_with_path(
-    cast, model.params, is_leaf=lambda x: isinstance(x, Quantized)
-  )
+  params = cast(model.params, dtype)
   try:
     check_finite(params, dtype)
   except ValueError:

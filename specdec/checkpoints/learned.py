@@ -25,7 +25,8 @@ from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import layouts
-from specdec.models.config import TransformerConfig, stays_float32
+from specdec.models.config import TransformerConfig
+from specdec.models.params import cast
 from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
 from specdec.types import PyTree
@@ -109,9 +110,9 @@ def _hash(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def rounded(x: jax.Array) -> jax.Array:
-  """Rounds a weight as `save` and `load` do."""
-  return x.astype(_STORED).astype(jax.numpy.float32)
+def rounded(net: PyTree) -> PyTree:
+  """Rounds weights as `save` and `load` do."""
+  return cast(cast(net, _STORED), "float32")
 
 
 def save(
@@ -132,11 +133,7 @@ def save(
   net = jax.tree.map(multihost.whole, net)
   if not multihost.is_first():
     return
-  flat = traverse_util.flatten_dict(net, sep="/")
-  arrays = {
-    name: x if stays_float32(name) else jax.numpy.asarray(x, dtype)
-    for name, x in flat.items()
-  }
+  arrays = traverse_util.flatten_dict(cast(net, dtype), sep="/")
   if ids is not None:
     arrays[_IDS] = jax.numpy.asarray(ids, "int32")
   metadata = {"head_config": dataclasses.asdict(head_config), "target": target}

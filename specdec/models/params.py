@@ -9,13 +9,15 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
+import jax
 from flax import traverse_util
 
 from specdec import sharding
-from specdec.models.config import TransformerConfig
+from specdec.models.config import TransformerConfig, stays_float32
 from specdec.models.parts import GATED_DELTA, Recurrence
 from specdec.models.quantization import Quantized, largest_divisor
 from specdec.models.weight_formats import BITS, WeightFormat
+from specdec.types import PyTree
 from specdec.utils.spelling import naming
 
 ENCODER = "encoder/"  # begins the paths of what a decoding pass does not read
@@ -263,6 +265,20 @@ def _weight_size(every: Collection[ParamSpec | Quantized]) -> float:
   """Returns the bytes of a weight, its share of scales and offsets included."""
   sizes = sum(x.nbytes for spec in every for x in leaves(spec))
   return sizes / sum(math.prod(leaves(spec)[0].shape) for spec in every)
+
+
+def cast(params: PyTree, dtype: str) -> PyTree:
+  """Returns parameters in a type, but integers and what is never rounded."""
+
+  def of_leaf(path, x):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if isinstance(x, Quantized) or stays_float32(name):
+      return x
+    return x.astype(dtype)
+
+  return jax.tree_util.tree_map_with_path(
+    of_leaf, params, is_leaf=lambda x: isinstance(x, Quantized)
+  )
 
 
 def shardings(

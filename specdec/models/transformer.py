@@ -256,7 +256,8 @@ class Layer(nn.Module):
     """`source`: None, or (keys, values) and the view of cross-attention."""
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
-    in_training = layer is None  # there is no cache
+    # Without a cache, or with one that grows (drafters/heads/unroll.py).
+    in_training = layer is None or view.mask is not None
     if self.has_attention:
       y = norm(name="attention_norm")(x) if c.pre_norms else x
       if self.recurrent:

@@ -114,7 +114,8 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
       f"feature_weight = {loss.feature_weight}: a head of kind {kind!r} does "
       "not predict the target's hidden states; only 'eagle' does"
     )
-  if head_config.levels > 1 and not loss.decay:
+  weighting = loss.block.weighting if loss.block else "decay"
+  if head_config.levels > 1 and weighting == "decay" and not loss.decay:
     raise ValueError(
       f"loss.decay = 0: of {head_config.levels} levels only the first would be "
       "trained"
@@ -229,12 +230,13 @@ def aim_of_hidden(head, params: PyTree, hidden: Array, labels: Array) -> Aim:
 
   if head.ids is None:
     return aim(head, shared_score(table, head.target, hidden), labels)
-  parts, length = hidden[:, None], hidden.shape[1]
-  if length % AT_ONCE == 0:
-    parts = hidden.reshape(len(hidden), -1, AT_ONCE, hidden.shape[-1])
+  batch, length, width = hidden.shape
+  spare = -length % AT_ONCE
+  parts = jnp.pad(hidden, ((0, 0), (0, spare), (0, 0)))
+  parts = parts.reshape(batch, -1, AT_ONCE, width).swapaxes(0, 1)
   total, best = (
-    x.swapaxes(0, 1).reshape(-1, length)
-    for x in jax.lax.map(of_part, parts.swapaxes(0, 1))
+    x.swapaxes(0, 1).reshape(batch, -1)[:, :length]
+    for x in jax.lax.map(of_part, parts)
   )
   rows = drafted_rows(head.ids, params)
   logits = shared_score(rows, head.target, hidden)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from specdec.models.params import cast
 from specdec.training.muon import scale_by_muon
 from specdec.training.objective import Objective, num_positions
 from specdec.training.options import Options
@@ -136,11 +137,10 @@ def make_step(
   Args:
     state_shardings: of the returned state; None to leave them to the compiler.
   """
-  dtype = jnp.dtype(options.dtype)
 
   def value_and_grad(params, frozen, tokens):
     def loss_fn(params):
-      params, constants = optax.tree.cast((params, frozen), dtype)
+      params, constants = cast((params, frozen), options.dtype)
       return objective(params, constants, tokens)
 
     (loss, measures), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
@@ -197,11 +197,10 @@ def make_step(
 
 def make_evaluation(objective: Objective, options: Options):
   """Builds the jitted evaluation(params, frozen, tokens) -> measures."""
-  dtype = jnp.dtype(options.dtype)
 
   @jax.jit
   def evaluation(params, frozen, tokens):
-    params, frozen = optax.tree.cast((params, frozen), dtype)
+    params, frozen = cast((params, frozen), options.dtype)
     loss, measures = objective(params, frozen, tokens)
     return {"loss": loss, **measures}
 

@@ -148,7 +148,7 @@ def train(
     ),
     decode=lambda net: measure(
       target.params,
-      jax.tree.map(saved.rounded, placing.gathered(net, where.draft)),
+      saved.rounded(placing.gathered(net, where.draft)),
     ),
     where=where.draft and placing.shardings(unrolled, params, where.draft),
     evaluated=evaluated,

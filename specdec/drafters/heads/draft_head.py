@@ -22,6 +22,7 @@ from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
 from specdec.models.linear import Linear, RMSNorm
+from specdec.models.params import cast
 from specdec.models.transformer import (
   MLP,
   Attention,
@@ -340,7 +341,7 @@ def in_dtype(net: PyTree, dtype: str) -> PyTree:
   Products of a TPU are of bfloat16: of float32 weights it would make a copy
   every round, to read that at every level.
   """
-  return jax.tree.map(lambda x: x.astype(dtype), net)
+  return cast(net, dtype)
 
 
 def weights_of(
