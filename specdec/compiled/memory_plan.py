@@ -278,7 +278,8 @@ def training(size: float, frozen: float = 0) -> Plan:
   """Estimates bytes per device to train, without activations.
 
   Args:
-    size: bytes of the trained weights on a device, in float32.
+    size: bytes of the trained weights on a device, in float32; two moments
+      each, AdamW's (Muon keeps one of matrices).
     frozen: of a target that is not trained.
   """
   names = ("weights", "gradients", "the optimizer's moments")
