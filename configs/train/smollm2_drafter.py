@@ -23,8 +23,8 @@ target's vocabulary projection.
 
 On one H100, on which other training ran as well, the 17,695 answers of each
 temperature took two to three minutes (3.38 and 3.58 million tokens), and 1200
-steps of 32 x 512 tokens of both heads side by side five; `eagle3` with AdamW and
-a learning rate of 1.5e-3. On two cores take --config.options.batch=4
+steps of 32 x 512 tokens of both heads side by side five; `eagle3` with AdamW
+and a learning rate of 1.5e-3. On two cores take --config.options.batch=4
 --config.options.steps=2000 --config.cache=runs/states.
 """
 
