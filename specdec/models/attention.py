@@ -5,6 +5,7 @@ Invariant: a sliding window is measured in positions (length + depth), not in
 slots, so drafted nodes never push committed text out of it.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -259,6 +260,77 @@ def attend(
   return y.reshape(*query.shape[:2], -1).astype(query.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Queries:
+  """The queries of a call by KV head, and how they score slots.
+
+  Attributes:
+    query: [B, KV heads, groups * T, D].
+    value_query: [B, KV heads, groups * T, E], or None.
+    num_tokens: T.
+    view, scale, cap: of `attend`.
+  """
+
+  query: jax.Array
+  value_query: jax.Array | None
+  num_tokens: int
+  view: View
+  scale: float
+  cap: float | None
+
+  def scores(self, keys, values, mask, slots) -> jax.Array:
+    """Returns [B, KV heads, groups * T, C] of slots [C].
+
+    Args:
+      keys, values: of these slots.
+      mask: [B, T, C] bool, what each token sees.
+    """
+    x = _products(keys, self.query)
+    if self.value_query is not None:
+      x += _products(values, self.value_query)
+    shape = x.shape
+    x = softcap(self.scale * x, self.cap)
+    x = x.reshape(*shape[:2], -1, self.num_tokens, len(slots))
+    if self.view.bias is not None:
+      bias = self.view.bias_of(slots)
+      x += bias.reshape(bias.shape[0], *x.shape[1:])
+    return jnp.where(mask[:, None, None], x, -jnp.inf).reshape(shape)
+
+  def weighted(self, weights: jax.Array, values) -> jax.Array:
+    """Returns the sums [B, KV heads, groups * T, E] over slots in float32."""
+    values, scale = _numbers_and_scale(values)
+    if scale is not None:
+      weights = weights * scale.swapaxes(2, 3)
+      values = values.astype(self.query.dtype)
+    weights = weights.astype(values.dtype)
+    return einsum_float32("bhqs,bhsd->bhqd", weights, values)
+
+  def path_scores(self, keys, values, index: int) -> jax.Array:
+    """Returns the scores [B, KV heads, groups * T, 1] of one of view.lags."""
+    x = self._on_path(self.query, keys, index).sum(-1)
+    if self.value_query is not None:
+      x += self._on_path(self.value_query, values, index).sum(-1)
+    x = softcap(self.scale * x, self.cap)
+    unseen = jnp.arange(self.num_tokens) < self.view.lags[index]
+    x = jnp.where(unseen, -jnp.inf, x)
+    return x.reshape(*x.shape[:2], -1, 1)
+
+  def path_weighted(self, weights: jax.Array, values, index: int) -> jax.Array:
+    """Returns what one of view.lags adds to `weighted`; weights [..., 1]."""
+    x = self._on_path(weights, values, index)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+  def _on_path(self, x: jax.Array, slots: jax.Array, index: int) -> jax.Array:
+    """Returns [B, KV heads, groups, T, D]: x [B, KV heads, groups * T, D or 1]
+    times the slot that each token sees of a lag."""
+    count, lag = self.num_tokens, self.view.lags[index]
+    begin = self.view.mask.shape[-1] + index * count
+    seen = slots[:, :, None, begin : begin + count - lag]
+    seen = jnp.pad(seen, ((0, 0),) * 3 + ((lag, 0), (0, 0)))
+    x = x.reshape(*x.shape[:2], -1, count, x.shape[-1])
+    return x.astype(jnp.float32) * seen.astype(jnp.float32)
+
+
 def _by_xla(
   query, keys, values, view, scale, cap, sink_logits, value_query=None
 ) -> jax.Array:
@@ -267,116 +339,89 @@ def _by_xla(
   num_kv_heads, num_slots, dim = _numbers_and_scale(values)[0].shape[1:]
 
   def grouped(query):
-    """Returns the queries of each KV head: [B, KV heads, groups * T, D]."""
     query = query.reshape(batch, num_tokens, num_kv_heads, -1, query.shape[-1])
     query = query.transpose(0, 2, 3, 1, 4)
     return query.reshape(batch, num_kv_heads, -1, query.shape[-1])
 
-  query = grouped(query)
   value_query = None if value_query is None else grouped(value_query)
-
-  def products(keys, query):
-    keys, scale = _numbers_and_scale(keys)
-    if scale is not None:
-      keys = keys.astype(query.dtype)
-    x = einsum_float32("bhsd,bhqd->bhsq", keys, query)
-    return (x if scale is None else x * scale).swapaxes(2, 3)
-
-  def scores(keys, values, mask, slots):
-    x = products(keys, query)
-    if value_query is not None:
-      x += products(values, value_query)
-    x = softcap(scale * x, cap).reshape(
-      batch, num_kv_heads, -1, num_tokens, len(slots)
-    )
-    if view.bias is not None:
-      bias = view.bias_of(slots)
-      x += bias.reshape(bias.shape[0], *x.shape[1:])
-    return jnp.where(mask[:, None, None], x, -jnp.inf).reshape(
-      batch, num_kv_heads, -1, len(slots)
-    )
-
-  def weighted(weights, values):
-    values, scale = _numbers_and_scale(values)
-    if scale is not None:
-      weights, values = (
-        weights * scale.swapaxes(2, 3),
-        values.astype(query.dtype),
-      )
-    weights = weights.astype(values.dtype)
-    return einsum_float32("bhqs,bhsd->bhqd", weights, values)
-
-  def path_scores(index, lag):
-    """Returns the scores [B, KV heads, groups * T, 1] of one of view.lags."""
-    x = jnp.sum(by_token(query) * on_path(keys, index, lag), axis=-1)
-    if value_query is not None:
-      x += jnp.sum(by_token(value_query) * on_path(values, index, lag), axis=-1)
-    x = softcap(scale * x, cap)
-    x = jnp.where(jnp.arange(num_tokens) < lag, -jnp.inf, x)
-    return x.reshape(batch, num_kv_heads, -1, 1)
-
-  def by_token(x):
-    x = x.reshape(batch, num_kv_heads, -1, num_tokens, x.shape[-1])
-    return x.astype(jnp.float32)
-
-  def on_path(slots, index, lag):
-    """Returns what each token sees of a lag: [B, KV heads, 1, T, D]."""
-    begin = view.mask.shape[-1] + index * num_tokens
-    x = slots[:, :, None, begin : begin + num_tokens - lag]
-    return jnp.pad(x, ((0, 0),) * 3 + ((lag, 0), (0, 0))).astype(jnp.float32)
-
   sink = None
   if sink_logits is not None:  # of each query, [1, KV heads, groups * T, 1]
     sink = jnp.repeat(sink_logits.astype(jnp.float32), num_tokens)
     sink = sink.reshape(1, num_kv_heads, -1, 1)
-  mask, slots = view.mask, jnp.arange(num_slots)
-  if mask is None and num_slots <= BLOCK:
-    mask = view.mask_of(slots)
-  if mask is not None:
-    count = mask.shape[-1]  # all but those on paths
-    seen = jax.tree.map(lambda x: x[:, :, :count], (keys, values))
-    x = [scores(*seen, mask, slots[:count])]
-    x += [path_scores(i, lag) for i, lag in enumerate(view.lags)]
-    if sink is not None:
-      x.append(jnp.broadcast_to(sink, (*x[0].shape[:3], 1)))
-    weights = jax.nn.softmax(jnp.concatenate(x, axis=-1), axis=-1)
-    y = weighted(weights[..., :count], seen[1])
-    for i, lag in enumerate(view.lags):
-      part = by_token(weights[..., count + i, None])
-      y += (part * on_path(values, i, lag)).reshape(y.shape)
-  else:
-    first, last = view.blocks(num_slots)
-    # Sinks are in block 0, which is read ahead of a window's.
-    has_sinks = (first > 0) & (view.sinks > 0)
+  if view.mask is None and num_slots <= BLOCK:
+    view = view.masked(num_slots)
+  attend_to = _in_blocks if view.mask is None else _at_once
+  y = attend_to(
+    _Queries(grouped(query), value_query, num_tokens, view, scale, cap),
+    keys,
+    values,
+    sink,
+  )
+  return y.reshape(batch, num_heads, num_tokens, dim).swapaxes(1, 2)
 
-    def body(i, carry):
-      top, total, y = carry
-      i = jnp.where(i < first, 0, i)
-      start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
-      slots = start + jnp.arange(BLOCK)
-      mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
-      of_keys, of_values = jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2),
-        (keys, values),
-      )
-      if value_query is not None:  # read once, for both products
-        of_values = jax.lax.optimization_barrier(of_values)
-      x = scores(of_keys, of_values, mask, slots)
-      new = jnp.maximum(top, x.max(-1, keepdims=True))
-      shift = jnp.where(new == -jnp.inf, 0, new)
-      x, decay = jnp.exp(x - shift), jnp.exp(top - shift)
-      total = total * decay + x.sum(-1, keepdims=True)
-      return new, total, y * decay + weighted(x, of_values)
 
-    zeros = jnp.zeros((*query.shape[:-1], dim), jnp.float32)
-    start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
-    if sink is not None:
-      start = start[0].at[:].set(sink), start[1] + 1, zeros
-    with jax.named_scope(LOOP):
-      _, total, y = jax.lax.fori_loop(first - has_sinks, last, body, start)
-    y /= total
-  y = y.reshape(batch, num_heads, num_tokens, dim)
-  return y.swapaxes(1, 2)
+def _at_once(queries: _Queries, keys, values, sink) -> jax.Array:
+  """Returns [B, KV heads, groups * T, E]: attends to all slots at once, and to
+  the paths behind them."""
+  view = queries.view
+  count = view.mask.shape[-1]
+  seen = jax.tree.map(lambda x: x[:, :, :count], (keys, values))
+  x = [queries.scores(*seen, view.mask, jnp.arange(count))]
+  paths = range(len(view.lags))
+  x += [queries.path_scores(keys, values, i) for i in paths]
+  if sink is not None:
+    x.append(jnp.broadcast_to(sink, (*x[0].shape[:3], 1)))
+  weights = jax.nn.softmax(jnp.concatenate(x, axis=-1), axis=-1)
+  y = queries.weighted(weights[..., :count], seen[1])
+  for i in paths:
+    y += queries.path_weighted(weights[..., count + i, None], values, i)
+  return y
+
+
+def _in_blocks(queries: _Queries, keys, values, sink) -> jax.Array:
+  """Returns [B, KV heads, groups * T, E]: reads BLOCK slots at a time, with a
+  running maximum and sum."""
+  view = queries.view
+  num_slots, dim = _numbers_and_scale(values)[0].shape[2:]
+  first, last = view.blocks(num_slots)
+  # Sinks are in block 0, which is read ahead of a window's.
+  has_sinks = (first > 0) & (view.sinks > 0)
+
+  def body(i, carry):
+    top, total, y = carry
+    i = jnp.where(i < first, 0, i)
+    start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
+    slots = start + jnp.arange(BLOCK)
+    mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
+    of_keys, of_values = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2),
+      (keys, values),
+    )
+    if queries.value_query is not None:  # read once, for both products
+      of_values = jax.lax.optimization_barrier(of_values)
+    x = queries.scores(of_keys, of_values, mask, slots)
+    new = jnp.maximum(top, x.max(-1, keepdims=True))
+    shift = jnp.where(new == -jnp.inf, 0, new)
+    x, decay = jnp.exp(x - shift), jnp.exp(top - shift)
+    total = total * decay + x.sum(-1, keepdims=True)
+    return new, total, y * decay + queries.weighted(x, of_values)
+
+  zeros = jnp.zeros((*queries.query.shape[:-1], dim), jnp.float32)
+  start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
+  if sink is not None:
+    start = start[0].at[:].set(sink), start[1] + 1, zeros
+  with jax.named_scope(LOOP):
+    _, total, y = jax.lax.fori_loop(first - has_sinks, last, body, start)
+  return y / total
+
+
+def _products(keys, query: jax.Array) -> jax.Array:
+  """Returns the products [B, KV heads, Q, S] of queries and slots."""
+  keys, scale = _numbers_and_scale(keys)
+  if scale is not None:
+    keys = keys.astype(query.dtype)
+  x = einsum_float32("bhsd,bhqd->bhsq", keys, query)
+  return (x if scale is None else x * scale).swapaxes(2, 3)
 
 
 def _numbers_and_scale(
