@@ -141,9 +141,13 @@ class Placement:
   def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
     """x, constrained to lie there; inside jit.
 
-    Rows that do not divide, as of a single pass that is timed, are not split.
+    Dimensions that do not divide, as rows of a single pass that is timed, are
+    not split.
     """
-    names = self._dividing(names, x.shape[0])
+    names = tuple(
+      name if name and size % self.ways(name) == 0 else None
+      for name, size in zip(names, x.shape, strict=True)
+    )
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
   def on_each(

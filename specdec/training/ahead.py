@@ -83,7 +83,9 @@ def step(
     batch |= {"last": states, "features": (states,) * len(head.features)}
   if head_config.block or head_config.parallel:  # as data.Numbered
     batch |= {"step": of_rows(), "row": of_rows()}
-  objective = drafting.objective(head, model, setup.loss, False, options.seed)
+  objective = drafting.objective(
+    head, model, setup.loss, False, options.seed, where.draft
+  )
   jitted = loop.make_step(objective, optimizer, options, lie)
   return Step(
     lambda: jitted.lower(state, target, batch),

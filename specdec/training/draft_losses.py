@@ -10,7 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec import sharding
 from specdec.drafters.heads.draft_head import (
+  Place,
   drafted_rows,
   projection,
   shared_score,
@@ -212,7 +214,13 @@ def _aim(head, log_probs: Array, best: Array, labels: Array) -> Aim:
   )
 
 
-def aim_of_hidden(head, params: PyTree, hidden: Array, labels: Array) -> Aim:
+def aim_of_hidden(
+  head,
+  params: PyTree,
+  hidden: Array,
+  labels: Array,
+  place: Place = sharding.anywhere,
+) -> Aim:
   """Returns `aim` of a target's last hidden states.
 
   Where a head drafts a reduced vocabulary, logits of the whole one, mostly the
@@ -221,6 +229,8 @@ def aim_of_hidden(head, params: PyTree, hidden: Array, labels: Array) -> Aim:
   Args:
     params: of the target.
     hidden: [B, T, M] behind its final norm.
+    place: of the head on a mesh, whose devices project a part of its tokens
+      each.
   """
   table = projection(params)
 
@@ -238,7 +248,7 @@ def aim_of_hidden(head, params: PyTree, hidden: Array, labels: Array) -> Aim:
     x.swapaxes(0, 1).reshape(batch, -1)[:, :length]
     for x in jax.lax.map(of_part, parts)
   )
-  rows = drafted_rows(head.ids, params)
+  rows = place(drafted_rows(head.ids, params), "mlp", None)
   logits = shared_score(rows, head.target, hidden)
   return _aim(head, logits - total[..., None], best, labels)
 

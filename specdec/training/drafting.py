@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from specdec import sharding
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.unroll import unroll, unroll_slots, valid
+from specdec.sharding import Placement
 from specdec.training import block_drafting, draft_losses, rounds
 from specdec.training.draft_losses import LOSSES, Aim, Loss, TokenDrop
 from specdec.training.objective import Objective
@@ -28,6 +30,7 @@ def objective(
   loss: Loss,
   measure: bool = True,
   seed: int = 0,
+  place: Placement | None = None,
 ) -> Objective:
   """Builds the objective of a draft head, with the target's weights frozen.
 
@@ -36,6 +39,7 @@ def objective(
 
   Args:
     seed: of the positions at which blocks and parallel drafts begin.
+    place: of the head on a mesh.
     measure: also returns, for each level j from 1, acceptance_j and
       agreement_j: the probability that a draft token is accepted at temperature
       1 and 0, with the text as prefix. Without it a step is faster.
@@ -64,7 +68,9 @@ def objective(
       output, _ = target.apply(
         frozen, text, None, head=False, features=draft_head.features
       )
-    goal = draft_losses.aim_of_hidden(draft_head, frozen, output.hidden, labels)
+    goal = draft_losses.aim_of_hidden(
+      draft_head, frozen, output.hidden, labels, place or sharding.anywhere
+    )
     compute = block_drafting.loss_of_output if block else loss_of_output
     given = states, *jax.lax.stop_gradient((output, goal))
     return compute(draft_head, loss, net, frozen, *given, measure, seed)

@@ -115,7 +115,9 @@ def train(
   params = start.net if start else serving.init(jax.random.key(options.seed))
   params = placing.put(unrolled, params, where.draft)
   objective, evaluated = (
-    drafting.objective(unrolled, model, setup.loss, measure, options.seed)
+    drafting.objective(
+      unrolled, model, setup.loss, measure, options.seed, where.draft
+    )
     for measure in (False, True)
   )
   measure = evaluate.head_by_decoding(
