@@ -19,14 +19,16 @@ Sequences of a batch that are computed at once are batch / accumulate; `data`
 must divide them. What a step takes of TPU slices: docs/results/tpu.md.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass, replace
 
 from ml_collections import config_dict
 
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import presets
 from specdec.models.rope_scaling import RopeScaling
 from specdec.training.draft_losses import BlockLoss, Loss, TokenDrop
+from specdec.training.masked import Masks
 from specdec.training.options import Options
 
 # Of one layer of the target, in the published layout.
@@ -53,6 +55,7 @@ _SOFT = Loss("forward_kl", decay=0.8)
 # github.com/NVIDIA-NeMo/Automodel, examples/speculative/p-eagle/
 # llama_peagle_mvp.yaml. z-lab's mask token for Llama is not in its repository.
 _MASK = 128_002
+_DRAFT = "meta-llama/Llama-3.2-1B-Instruct"
 
 
 def _block(levels: int, **options) -> HeadConfig:
@@ -92,6 +95,7 @@ _OF_BLOCKS = dict(
   weight_decay=0.0,
   clip=1.0,
 )
+_NEMO = dict(adam_b2=0.95, final_fraction=0.1)
 KINDS = {
   # ds_config.json there: AdamW with beta_2 0.95 and no decay, 5e-5 after 12,000
   # of 800,000 steps, clipped at 0.5, one sequence a GPU twice in a step, of at
@@ -180,6 +184,29 @@ KINDS = {
     loss=Loss("cross_entropy", decay=0.8187, block=_anchors(512)),
     options=dict(batch=32, accumulate=4, sequence=3072, **_OF_BLOCKS),
   ),
+  # D-PACE, arXiv:2605.18810, by github.com/NVIDIA-NeMo/Automodel,
+  # examples/speculative/dflash/qwen3_dflash.yaml: DFlash with blocks of 16 and
+  # D-PACE's weights of levels, smoothed by 0.5; beta_2 0.95 and a cosine to a
+  # tenth there, 8 GPUs x 4 sequences.
+  "dpace": dict(
+    head_config=_block(15),
+    loss=Loss(
+      "cross_entropy", block=_anchors(512, weighting="dpace", smoothing=0.5)
+    ),
+    options=dict(batch=32, accumulate=4, sequence=3072, **_OF_BLOCKS | _NEMO),
+  ),
+  # DFlash2, by qwen3_dflash2.yaml there: blocks of 16, gamma 7, 256 anchors,
+  # convolutions of two taps and groups of 16, a selector of rank 256 among 16
+  # candidates, whose loss weighs 1; 2 sequences a GPU, of which we count eight.
+  "dflash2": dict(
+    head_config=_block(15, successor="selector", rank=256, taps=2),
+    loss=Loss(
+      "cross_entropy",
+      decay=0.8669,
+      block=_anchors(256, selector_weight=1.0),
+    ),
+    options=dict(batch=16, accumulate=2, sequence=3072, **_OF_BLOCKS | _NEMO),
+  ),
   # DSpark, arXiv:2607.05147, by github.com/deepseek-ai/DeepSpec,
   # config/dspark/dspark_qwen3_8b.py and deepspec/trainer: blocks of seven,
   # gamma 4, 0.1 of cross-entropy and 0.9 of the L1 distance (twice the total
@@ -257,6 +284,31 @@ KINDS = {
       clip=1.0,
     ),
   ),
+  # PARD, arXiv:2504.18583, by github.com/AMD-AGI/PARD,
+  # config/train/example_llama3.yaml and pard/pard_train.py: Llama-3.2-1B learns
+  # to predict eight tokens of the text in one pass; the next level has slots
+  # behind 0.7 of the last one's rounds, 0.2 at least; 1e-5 throughout, 4
+  # sequences a GPU twice in a step, of at most 512 tokens, four epochs. How
+  # many GPUs is not said: eight.
+  "pard": dict(
+    tokenizer=_DRAFT,
+    start=_DRAFT,
+    model=replace(presets.get("llama3-1b"), mask_token=128_020),
+    loss="cross_entropy",
+    masks=Masks(0.7, 0.2, 8),
+    options=dict(
+      steps=10_000,
+      warmup=0,
+      batch=64,
+      accumulate=2,
+      sequence=512,
+      learning_rate=1e-5,
+      final_fraction=1.0,
+      adam_b2=0.999,
+      weight_decay=0.0,
+      clip=1.0,
+    ),
+  ),
 }
 
 
@@ -264,21 +316,29 @@ def get_config(kind: str = "eagle3") -> config_dict.ConfigDict:
   """Returns the config of scripts/train.py for a published setting."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
-  published = KINDS[kind]
+  published = dict(KINDS[kind])
   options = Options(
-    dtype="bfloat16", eval_every=1000, save_every=500, **published["options"]
+    dtype="bfloat16",
+    eval_every=1000,
+    save_every=500,
+    **published.pop("options"),
   )
+  if "head_config" in published:
+    published |= dict(
+      start="",  # drafter with initial weights; "": random weights
+      cache="",  # folder of hidden states; "": recomputes them
+    )
   return config_dict.ConfigDict(
     dict(
       target="meta-llama/Llama-3.1-8B-Instruct",
       data="runs/answers/answers.jsonl",
       held_out="runs/held_out/answers.jsonl",
-      head_config=asdict(published["head_config"]),
-      loss=asdict(published["loss"]),
       options=asdict(options),
-      start="",  # drafter with initial weights; "": random weights
-      cache="",  # folder of hidden states; "": recomputes them
       decoding=dict(k=3, prompts=16, length=64, new_tokens=64, temperature=0.0),
       samples=dict(count=0, prompt=32, temperature=1.0),
+      **{
+        name: asdict(x) if is_dataclass(x) else x
+        for name, x in published.items()
+      },
     )
   )
