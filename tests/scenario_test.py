@@ -66,6 +66,17 @@ def test_a_draft_model_may_have_other_chips():
   assert ours.pair.round(5, 3, 700) == expected.round(5, 3, 700)
 
 
+def test_a_draft_model_is_held_as_its_call_says():
+  def cost(call):
+    return Scenario.of("llama3-8b", call, CHIP).cost
+
+  whole = cost("model(llama3-1b)")
+  small = cost("model(llama3-1b, weights=int8(group=64), kv=int8)")
+  assert small.weight_bytes == (1 + 4 / 64) / 2 * whole.weight_bytes
+  assert small.position_bytes < 0.6 * whole.position_bytes
+  assert small.shape.weight_size == 1 + 4 / 64
+
+
 @pytest.mark.parametrize("name", ["eagle", "recycle"])
 def test_a_head_costs_what_its_file_says(name):
   scenario = shipped_target(f"head({name})", most=3)

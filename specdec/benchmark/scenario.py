@@ -9,8 +9,9 @@ import functools
 from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, config_of, source_of
-from specdec.models import presets
+from specdec.models import presets, weight_formats
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import BITS
 from specdec.roofline import drafter_cost, shapes
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.chips import Chip
@@ -109,12 +110,22 @@ class Scenario:
     # Their k is a matter of rounds.
     for call in map(catalog.without_k, self.drafter_calls):
       if _is(call, "model", "pard"):
-        shape = self.shape_of(catalog.arguments_of(call)["name"])
-        cost_of = getattr(drafter_cost, call.name)
-        costs.append(cost_of(shape, self.deployment.weights))
+        costs.append(self._of_model(call))
       else:
         costs.append(self._built(str(call)))
     return functools.reduce(drafter_cost.fallback, costs)
+
+  def _of_model(self, call: Call) -> DrafterCost:
+    """Returns the cost of a draft model, held as its call says."""
+    arguments = catalog.arguments_of(call)
+    shape = self.shape_of(arguments["name"])
+    form = weight_formats.parse(arguments["weights"])
+    if form and form.kind in BITS:
+      scales = 4 / form.group if form.group else 0
+      size = BITS[form.kind] / 8 + scales
+      shape = dataclasses.replace(shape, weight_size=size)
+    shape = dataclasses.replace(shape, kv=arguments["kv"] or shape.kv)
+    return getattr(drafter_cost, call.name)(shape, self.deployment.weights)
 
   def _built(self, drafter: str) -> DrafterCost:
     """Returns the cost of drafters as a Setup constructs them."""
