@@ -9,6 +9,7 @@ import inspect
 import pathlib
 import typing
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from specdec import checkpoints, decode, draft_shape, sampling, sharding
@@ -354,12 +355,7 @@ class Settings:
       for text in (call.place, *call.args, *call.kwargs.values())
       if isinstance(text, str)
     ]
-    paths = {text: pathlib.Path(text).expanduser() for text in texts}
-    return {
-      text: zlib.crc32(path.read_bytes())
-      for text, path in paths.items()
-      if path.is_file()
-    }
+    return checksums_of(texts)
 
   def make_rule(self) -> AcceptanceRule:
     """Builds the acceptance rule."""
@@ -431,3 +427,13 @@ class Settings:
       return None
     file = catalog.arguments_of(call)["file"]
     return catalog.inspect_head(file, self.target_config())[1].most_levels
+
+
+def checksums_of(names: Iterable[str]) -> dict[str, int]:
+  """Returns a checksum of every file among names."""
+  paths = {name: pathlib.Path(name).expanduser() for name in names}
+  return {
+    name: zlib.crc32(path.read_bytes())
+    for name, path in paths.items()
+    if path.is_file()
+  }

@@ -26,6 +26,7 @@ from specdec.benchmark import (
 )
 from specdec.benchmark.batches import Batch, batches_of
 from specdec.benchmark.comparison import Bench
+from specdec.benchmark.settings import checksums_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import prediction
 from specdec.roofline.cost import pass_bound
@@ -73,8 +74,8 @@ class Point(NamedTuple):
   setup: Setup
   prompt_files: tuple[str, ...]
   chat: bool
-  # Of its files, such as a user's drafter, as they were when it was read: an
-  # edit while the sweep runs is for the next run.
+  # Of its files, such as a user's drafter and the texts, as they were when it
+  # was read: an edit while the sweep runs is for the next run.
   checksums: dict[str, int]
 
   @property
@@ -136,7 +137,8 @@ def _point(settings: dict[str, Any], machine: dict[str, Any]) -> Point:
     raise ValueError(f"chat = {chat!r}; it must be a bool")
   if chat and not paths:
     raise ValueError("chat is for prompt_file")
-  return Point(settings, setup, paths, chat, setup.checksums())
+  checksums = setup.checksums() | checksums_of(paths)
+  return Point(settings, setup, paths, chat, checksums)
 
 
 def numbers_of(sweep: Mapping, part: str, kind: type) -> dict[str, Any]:
