@@ -172,8 +172,9 @@ case "$what" in
   stop) remote 'cd specdec && kill -TERM -- -$(cat run.pid)' ;;
   fetch)
     [[ $# -eq 1 ]] || usage
-    ${PREFIX:-} mkdir -p "$(dirname "$1")"
-    tpu scp --recurse "$name:specdec/$1" "$1" --zone="$zone" --worker=0
+    into="$(dirname "$1")" # scp would copy into a folder that is there
+    ${PREFIX:-} mkdir -p "$into"
+    tpu scp --recurse "$name:specdec/${1%/}" "$into" --zone="$zone" --worker=0
     ;;
   delete)
     case "${1:-}" in
