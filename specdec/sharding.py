@@ -141,13 +141,9 @@ class Placement:
   def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
     """x, constrained to lie there; inside jit.
 
-    Dimensions that do not divide, as rows of a single pass that is timed, are
-    not split.
+    Rows that do not divide, as of a single pass that is timed, are not split.
     """
-    names = tuple(
-      name if name and size % self.ways(name) == 0 else None
-      for name, size in zip(names, x.shape, strict=True)
-    )
+    names = self._dividing(names, x.shape[0])
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
   def on_each(
@@ -191,6 +187,16 @@ class Placement:
     if names[:1] == ("rows",) and rows % self.ways("rows"):
       return (None, *names[1:])
     return names
+
+  def by_size(self, shape: tuple[int, ...]) -> Names:
+    """Returns the axes of a leaf whose dimensions have no names: a matrix is
+    split along the first one that divides, a vector is not."""
+    ways = self.ways("mlp")
+    divisible = [i for i, size in enumerate(shape) if size % ways == 0]
+    axes = [None] * len(shape)
+    if len(shape) > 1 and divisible:
+      axes[divisible[0]] = "mlp"
+    return tuple(axes)
 
   def divisible(self, rows: int) -> int:
     """Returns the least number of rows from `rows` on that divides."""

@@ -21,10 +21,12 @@ from specdec import checkpoints, sharding
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, steps
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.training import (
   ahead,
   data,
+  draft_losses,
   drafting,
   evaluate,
   loop,
@@ -330,6 +332,29 @@ def test_a_head_lies_where_its_plan_says(head):
   for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(net)):
     assert one.sharding.is_fully_replicated
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("tokens, own", [(16, 4), (11, 11)])
+def test_each_device_projects_its_part_of_a_reduced_vocabulary(tokens, own):
+  entries = head_entries("published_eagle3") | dict(vocabulary=tokens)
+  head_config, ids = HeadConfig(**entries), np.arange(tokens) * 2
+  options = Options(**OPTIONS)
+  where = placing.places("data:2,model:4", CONFIG, head_config, options)
+  _, head = placing.heads(head_config, CONFIG, ids, where.draft)
+  params = transformer.init_params(CONFIG, jax.random.key(0))
+  hidden = jax.random.normal(jax.random.key(1), (2, 6, CONFIG.width))
+  labels = jnp.zeros((2, 6), jnp.int32)
+
+  def aims(place):
+    def run(params, hidden):
+      return draft_losses.aim_of_hidden(head, params, hidden, labels, place)
+
+    return jax.jit(run)(params, hidden)
+
+  ours, alone = aims(where.draft), aims(None)
+  chex.assert_trees_all_close(ours, alone, atol=1e-5)
+  log_probs = ours.log_probs
+  assert log_probs.sharding.shard_shape(log_probs.shape)[-1] == own
 
 
 def bigram(params, frozen, batch):

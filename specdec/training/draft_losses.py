@@ -10,15 +10,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import sharding
 from specdec.drafters.heads.draft_head import (
-  Place,
   drafted_rows,
   projection,
   shared_score,
 )
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.head_kinds import KINDS
+from specdec.sharding import Placement
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
 from specdec.training.options import check_range
@@ -219,7 +218,7 @@ def aim_of_hidden(
   params: PyTree,
   hidden: Array,
   labels: Array,
-  place: Place = sharding.anywhere,
+  place: Placement | None = None,
 ) -> Aim:
   """Returns `aim` of a target's last hidden states.
 
@@ -230,7 +229,7 @@ def aim_of_hidden(
     params: of the target.
     hidden: [B, T, M] behind its final norm.
     place: of the head on a mesh, whose devices project a part of its tokens
-      each.
+      each, as they do in the head.
   """
   table = projection(params)
 
@@ -248,7 +247,9 @@ def aim_of_hidden(
     x.swapaxes(0, 1).reshape(batch, -1)[:, :length]
     for x in jax.lax.map(of_part, parts)
   )
-  rows = place(drafted_rows(head.ids, params), "mlp", None)
+  rows = drafted_rows(head.ids, params)
+  if place is not None:
+    rows = place(rows, *place.by_size(rows.shape))
   logits = shared_score(rows, head.target, hidden)
   return _aim(head, logits - total[..., None], best, labels)
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specdec import sharding
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead
@@ -69,7 +68,7 @@ def objective(
         frozen, text, None, head=False, features=draft_head.features
       )
     goal = draft_losses.aim_of_hidden(
-      draft_head, frozen, output.hidden, labels, place or sharding.anywhere
+      draft_head, frozen, output.hidden, labels, place
     )
     compute = block_drafting.loss_of_output if block else loss_of_output
     given = states, *jax.lax.stop_gradient((output, goal))

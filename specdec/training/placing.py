@@ -119,18 +119,13 @@ def shardings(head: AnyHead, net: PyTree, place: Placement) -> PyTree:
     net: arrays or shapes.
   """
   in_layers = model_params.layer_axes(head.head_config.layers)
-  ways = place.ways("mlp")
 
   def of_leaf(path, x) -> jax.sharding.NamedSharding:
     name = "/".join(part.key for part in path)
     for end, axes in in_layers.items():
       if name.endswith(f"/{end}"):
         return place.sharding(axes, name, x.shape)
-    axes = [None] * x.ndim
-    divisible = [i for i, size in enumerate(x.shape) if size % ways == 0]
-    if x.ndim > 1 and divisible:
-      axes[divisible[0]] = "mlp"
-    return place.sharding(tuple(axes), name)
+    return place.sharding(place.by_size(x.shape), name)
 
   return jax.tree_util.tree_map_with_path(of_leaf, net)
 
