@@ -118,6 +118,17 @@ def test_it_goes_on_where_it_was_killed(choose, asked, monkeypatch):
     choose("--trials=11", "--k=2,3", "--seed=1")
 
 
+def test_it_does_not_go_on_with_other_texts(choose, asked, tmp_path):
+  file = tmp_path / "prompts.jsonl"
+  flags = f"--prompt_file={file}", "--samples=1", "--k=2"
+  file.write_text('{"prompt": "abcdefghijklmn"}\n')
+  choose("--trials=2", *flags)
+  choose("--trials=3", *flags)
+  file.write_text('{"prompt": "nmlkjihgfedcba"}\n')
+  with pytest.raises(SystemExit, match=r"other settings .*prompt_checksum"):
+    choose("--trials=4", *flags)
+
+
 def test_it_finds_what_is_worth_most(choose, asked):
   first = "--first=layer_skip(attention=[0])"
   document = choose("--trials=18", first, "--exit_threshold=0.5")

@@ -29,10 +29,10 @@ trials. The same command resumes a run that was killed; more --trials add to it.
 
 from specdec.benchmark import deployments, results, rows, skip_search
 from specdec.benchmark.setup import Setup
-from specdec.cli import app, setup_flags
+from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import drafter_tables
 from specdec.roofline import chips, hardware
-from specdec.utils import calls, remote, run_folder, terminal
+from specdec.utils import calls, remote, terminal
 
 _WITHOUT = ("drafter", "shape", "draft_ways", *setup_flags.PROCESSES)
 _FREE = (*setup_flags.FREE, "trials")  # may change when a run is resumed
@@ -102,12 +102,11 @@ def choose_layers(options: app.Options) -> None:
   target = setup.load_target(app.note)
   setup.check_memory(target, setup.decoder(target))
   setup_flags.check_chat(options, target.checkpoint.tokenizer)
-  settings = header["settings"] | {"versions": header["versions"]}
-  run_folder.claim(folder, settings, _FREE)
   source = rows.Source(
     target.checkpoint, options.prompt_file, options.chat, options.seed
   )
   prompts = rows.make_rows(source, options.samples, options.context)
+  prompt_flags.claim(folder, header, target.checkpoint.params, prompts, _FREE)
   chip = chips.get(options.for_chip) if options.for_chip else None
   if options.objective == "predicted" and chip is None:
     chip = chips.of_hardware(hardware.local(progress=app.note))

@@ -5,7 +5,7 @@ Shared by the programs that decode many prompts and may be killed meanwhile.
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdec.benchmark import prompts, results, rows
@@ -126,9 +126,20 @@ def remarks(
   return lines
 
 
-def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
+def claim(
+  folder: Path,
+  header: dict,
+  params: PyTree,
+  encoded,
+  free: Sequence[str] = setup_flags.FREE,
+) -> files.Lines:
   """Refuses a folder of other settings, prompts, weights or machines; returns
-  what it holds already."""
+  what it holds already.
+
+  Args:
+    encoded: token ids of the prompts.
+    free: settings that may change when a run is resumed.
+  """
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
   run_folder.claim(
     folder,
@@ -139,7 +150,7 @@ def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
       "versions": header["versions"],
       "machine": machine,
     },
-    setup_flags.FREE,
+    free,
   )
   return files.Lines(folder / "lines.jsonl")
 

@@ -17,7 +17,7 @@ import jax
 
 from specdec import checkpoints, multihost
 from specdec.benchmark import catalog, prompts, provenance
-from specdec.benchmark.settings import Settings, checksums_of, kind_of
+from specdec.benchmark.settings import Settings, kind_of
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
@@ -226,8 +226,6 @@ def header(
     checksums |= one.checksums()
   if checksums:
     settings["file_checksums"] = checksums
-  if texts := checksums_of(getattr(options, "prompt_file", ())):
-    settings["prompt_checksums"] = texts
   return provenance.header(settings, setup.caveats)
 
 
