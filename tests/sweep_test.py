@@ -241,6 +241,24 @@ def test_a_point_whose_drafter_was_edited_is_measured_anew(tmp_path):
   assert done == [f"{drafter}:mine", "lookup", f"{drafter}:mine"]
 
 
+def test_a_point_whose_texts_were_edited_is_measured_anew(tmp_path):
+  prompts, done = tmp_path / "prompts.jsonl", []
+
+  def measure(point, *_):
+    done.append(point.settings.get("prompt_file"))
+    return {"run": {}}
+
+  texts = {"drafter": "lookup", "prompt_file": [str(prompts)]}
+  for text in ("as it was", "as it was", "edited"):
+    prompts.write_text(f'{{"prompt": "{text}"}}\n')
+    points = {"points": [texts, {"drafter": "lookup"}]}
+    read = sweep_run.points_of(points, mesh=None, prompt_size=8)
+    bench = types.SimpleNamespace(measure=measure)
+    lines = files.Lines(tmp_path / "lines.jsonl")
+    assert len(sweep_run.measure_all(bench, read, lines)) == 2
+  assert [bool(files) for files in done] == [True, False, True]
+
+
 def test_a_drafter_edited_while_it_is_swept_is_what_was_read(tmp_path):
   """What runs was imported before; its lines must not be those of the edit."""
   drafter, lines = tmp_path / "mine.py", files.Lines(tmp_path / "lines.jsonl")
