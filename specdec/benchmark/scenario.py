@@ -11,7 +11,7 @@ from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, config_of, source_of
 from specdec.models import presets, weight_formats
 from specdec.models.config import TransformerConfig
-from specdec.models.weight_formats import BITS
+from specdec.models.weight_formats import STORED
 from specdec.roofline import drafter_cost, shapes
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.chips import Chip
@@ -120,10 +120,8 @@ class Scenario:
     arguments = catalog.arguments_of(call)
     shape = self.shape_of(arguments["name"])
     form = weight_formats.parse(arguments["weights"])
-    if form and form.kind in BITS:
-      scales = 4 / form.group if form.group else 0
-      size = BITS[form.kind] / 8 + scales
-      shape = dataclasses.replace(shape, weight_size=size)
+    if form and form.kind != STORED:
+      shape = dataclasses.replace(shape, weight_size=form.weight_size)
     shape = dataclasses.replace(shape, kv=arguments["kv"] or shape.kv)
     return getattr(drafter_cost, call.name)(shape, self.deployment.weights)
 

@@ -34,6 +34,11 @@ class WeightFormat:
     return BITS.get(self.kind, 32) <= 8
 
   @property
+  def weight_size(self) -> float:
+    """Bytes of a weight, with its share of a group's float32 scale."""
+    return BITS[self.kind] / 8 + (4 / self.group if self.group else 0)
+
+  @property
   def has_offset(self) -> bool:
     return self.kind == "uint4"
 

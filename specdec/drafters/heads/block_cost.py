@@ -1,5 +1,7 @@
 """What a block drafter holds, and what its one pass of a round reads."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -7,7 +9,7 @@ from specdec.drafters.heads.block_head import BlockHead
 from specdec.drafters.heads.draft_head import GROUP
 from specdec.models import params
 from specdec.models.config import TransformerConfig
-from specdec.models.weight_formats import BITS, WeightFormat
+from specdec.models.weight_formats import WeightFormat
 from specdec.types import DrafterCost, PyTree, StepCost, Window
 
 _ENCODER = ("gather", "context_norm")  # and norms of the hidden states
@@ -120,7 +122,7 @@ def weight_size(target: TransformerConfig, form: WeightFormat | None) -> float:
   """Returns the bytes of a weight of a head's matrices, with its scale."""
   if form is None:
     return item_size(target)
-  return BITS[form.kind] / 8 + 4 / (form.group or GROUP)
+  return dataclasses.replace(form, group=form.group or GROUP).weight_size
 
 
 def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
