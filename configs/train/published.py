@@ -95,6 +95,7 @@ _OF_BLOCKS = dict(
   weight_decay=0.0,
   clip=1.0,
 )
+# What those of NeMo Automodel have instead.
 _NEMO = dict(adam_b2=0.95, final_fraction=0.1)
 KINDS = {
   # ds_config.json there: AdamW with beta_2 0.95 and no decay, 5e-5 after 12,000
@@ -185,9 +186,10 @@ KINDS = {
     options=dict(batch=32, accumulate=4, sequence=3072, **_OF_BLOCKS),
   ),
   # D-PACE, arXiv:2605.18810, by github.com/NVIDIA-NeMo/Automodel,
-  # examples/speculative/dflash/qwen3_dflash.yaml: DFlash with blocks of 16 and
-  # D-PACE's weights of levels, smoothed by 0.5; beta_2 0.95 and a cosine to a
-  # tenth there, 8 GPUs x 4 sequences.
+  # examples/speculative/dflash/qwen3_dflash.yaml, with the `loss_type` and
+  # `dpace_alpha` that it leaves commented out: DFlash with blocks of 16 and
+  # D-PACE's weights of levels, smoothed by 0.5; beta_2 0.95, a cosine to a
+  # tenth, 4 sequences a GPU. How many GPUs is not said: eight.
   "dpace": dict(
     head_config=_block(15),
     loss=Loss(
@@ -197,7 +199,7 @@ KINDS = {
   ),
   # DFlash2, by qwen3_dflash2.yaml there: blocks of 16, gamma 7, 256 anchors,
   # convolutions of two taps and groups of 16, a selector of rank 256 among 16
-  # candidates, whose loss weighs 1; 2 sequences a GPU, of which we count eight.
+  # candidates, whose loss weighs 1; 2 sequences a GPU, as many GPUs.
   "dflash2": dict(
     head_config=_block(15, successor="selector", rank=256, taps=2),
     loss=Loss(
@@ -285,11 +287,12 @@ KINDS = {
     ),
   ),
   # PARD, arXiv:2504.18583, by github.com/AMD-AGI/PARD,
-  # config/train/example_llama3.yaml and pard/pard_train.py: Llama-3.2-1B learns
-  # to predict eight tokens of the text in one pass; the next level has slots
+  # config/train/example_llama3.yaml and pard/pard_train.py: a draft learns to
+  # predict eight tokens of the text in one pass; the next level has slots
   # behind 0.7 of the last one's rounds, 0.2 at least; 1e-5 throughout, 4
   # sequences a GPU twice in a step, of at most 512 tokens, four epochs. How
-  # many GPUs is not said: eight.
+  # many GPUs is not said: eight. The file has Llama's template and a Qwen;
+  # Llama's draft is that of amd/PARD-Llama-3.2-1B in README.md there.
   "pard": dict(
     tokenizer=_DRAFT,
     start=_DRAFT,
