@@ -349,12 +349,15 @@ ANSWERS = (
     *("smollm2", _best("smollm2_early_exit")),
   ),
   Answer("Does skipping layers?", "smollm2", _best("smollm2_layer_skip")),
-  Answer("Does EAGLE-3?", "smollm2", _best("spec_bench_eagle3")),
+  Answer("Does a trained EAGLE-3?", "smollm2", _best("spec_bench_eagle3")),
   Answer("And behind copies?", "smollm2", _best("spec_bench_copies_eagle3")),
   Answer(
-    "EAGLE-3 of fewer answers?", "smollm2", _best("spec_bench_same_eagle3")
+    "Does EAGLE-3, trained on fewer answers?",
+    *("smollm2", _best("spec_bench_same_eagle3")),
   ),
-  Answer("DSpark of the same?", "smollm2", _best("spec_bench_dspark")),
+  Answer(
+    "Does DSpark, trained on those?", "smollm2", _best("spec_bench_dspark")
+  ),
   Answer("How good are predictions?", "predictions", _band, first=True),
   Answer("Does it compile well for TPUs?", "tpu", _tpu),
   Answer("And on a GPU?", "tpu", _gpu, first=True),
