@@ -61,6 +61,15 @@ def test_an_encoder_decoder_and_a_draft_a_tenth_of_it():
   assert ended > 0
 
 
+def test_one_tokenizer_for_all(monkeypatch):
+  files = sorted(shipped.FOLDER.rglob("tokenizer.json"))
+  assert files == [shipped.TOKENIZER]
+  text = "def main(argv=None):"
+  ids = checkpoints.load_tokenizer(shipped.FOLDER / shipped.T5).encode(text)
+  monkeypatch.chdir(shipped.FOLDER)  # and by a relative path
+  assert checkpoints.load_tokenizer(shipped.TARGET).encode(text) == ids
+
+
 def test_the_card_names_every_model():
   card = (shipped.FOLDER / "README.md").read_text()
   assert all(name in card for name in shipped.names())

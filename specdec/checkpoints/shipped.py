@@ -14,6 +14,7 @@ TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 # An encoder-decoder that writes docstrings for functions, and bodies.
 T5, T5_DRAFT = "stdlib-t5-5m", "stdlib-t5-0.5m"
 DRAFTS = {TARGET: DRAFT, T5: T5_DRAFT}
+TOKENIZER = FOLDER / "tokenizer.json"  # of all of them
 # The beginning of a Python function that is in none of the training data, three
 # that read well, and 32 of them in JSON lines.
 PROMPT, FIRST = FOLDER / "prompt.txt", FOLDER / "first.jsonl"

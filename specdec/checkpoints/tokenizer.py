@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tokenizers
 
-from specdec.checkpoints import huggingface
+from specdec.checkpoints import huggingface, shipped
 from specdec.checkpoints.chat_template import Renderer
 from specdec.utils import files, remote
 
@@ -226,9 +226,13 @@ def from_directory(
 ) -> Tokenizer | None:
   """Loads a directory's tokenizer; None if there is no tokenizer.json.
 
+  The shipped models share one, in the folder above theirs.
+
   Raises ValueError for a damaged file or an end token not in the vocabulary.
   """
   path = directory / "tokenizer.json"
+  if directory.absolute().parent == shipped.FOLDER:
+    path = shipped.TOKENIZER
   if not path.is_file():
     return None
   try:
