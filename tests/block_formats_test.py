@@ -558,7 +558,12 @@ def nested(name="DFlash", **changes):
     (
       "DFlash of mixed layers",
       {"use_sliding_window": False},
-      "no sliding_window",
+      "sliding_attention and use_sliding_window = False",
+    ),
+    (
+      "DFlash of mixed layers",
+      {"use_sliding_window": "x"},
+      "use_sliding_window = 'x'; it must be true or false",
     ),
     ("DeepSpec DSpark", {"markov_rank": "absent"}, "markov_rank = None"),
     (
@@ -662,7 +667,7 @@ def test_weights_without_a_place_are_named(tmp_path):
   assert not (tmp_path / "b").exists()
 
 
-def test_blocks_that_train_py_trains_are_written_and_read(tmp_path):
+def test_drafters_that_train_py_trains_are_written_and_read(tmp_path):
   path = pathlib.Path(__file__).parent.parent / "configs/train/drafter.py"
   spec = importlib.util.spec_from_file_location("drafter_config", path)
   module = importlib.util.module_from_spec(spec)
@@ -672,16 +677,21 @@ def test_blocks_that_train_py_trains_are_written_and_read(tmp_path):
   for name, layouts in (
     ("published_dflash", ("dflash", "speculators")),
     ("published_dspark", ("deepspec", "speculators")),
+    ("published_jetspec", ("dflash",)),
+    ("published_domino", ("dflash",)),
+    ("published_dflash2", ("dflash", "speculators")),
+    ("published_peagle", ("speculators",)),
   ):
     head_config, _ = module.KINDS[name]
-    head = drafters.LEARNED["block"](head_config, config)
+    ids = list(range(head_config.vocabulary)) or None
+    head = drafters.LEARNED[head_config.kind](head_config, config, ids)
     net = jax.tree.map(
       lambda x: np.zeros(x.shape, np.float32),
       jax.eval_shape(head.init, jax.random.key(0)),
     )
     for layout in layouts:
       folder = tmp_path / name / layout
-      formats.save(folder, layout, head_config, None, net, to, "float32")
+      formats.save(folder, layout, head_config, ids, net, to, "float32")
       assert formats.load(folder, config).stored.head_config == head_config
 
 

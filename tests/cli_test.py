@@ -103,6 +103,12 @@ def test_convert_prints_where_a_model_is(tmp_path, capsys):
   assert capsys.readouterr().out.strip() == str(tmp_path)
 
 
+def test_python_m_specdec_is_the_command(monkeypatch, capsys):
+  monkeypatch.setattr("sys.argv", ["specdec", "--help"])
+  runpy.run_module("specdec", run_name="__main__")
+  assert capsys.readouterr().out.startswith("specdec NAME --help")
+
+
 def test_a_wrong_command_prints_nothing_else():
   path = os.environ | {"PYTHONPATH": str(ROOT)}
   ended = programs.launch("train", "--fodler=a", env=path)

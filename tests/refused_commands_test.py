@@ -27,7 +27,7 @@ COMMANDS = {
       :: --config.options.steps.a: no entry 'a'
     --config={configs}/draft.py:9m :: flag --config=...draft.py:9m: its
       get_config() cannot be used: ValueError: size '9m' is unknown; known: 0.3m
-    --fodler=a :: train: Unknown command line flag 'fodler'. Did you
+    --fodler=a :: train: Unknown command line flag 'fodler'; did you
   """,
   "eval": """
     --k=adaptive :: flag --k=adaptive: adaptive is for --k of gen

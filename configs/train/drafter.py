@@ -102,6 +102,24 @@ KINDS = {
     confidence=True,
     mask_token=_MASK,
   ),
+  "published_jetspec": _published_block(
+    Loss(**_GAMMA_4), causal=True, mask_token=_MASK
+  ),
+  "published_domino": _published_block(
+    Loss(block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4),
+    slots="next",
+    successor="gru",
+    rank=16,
+    state=32,
+    mask_token=_MASK,
+  ),
+  "published_dflash2": _published_block(
+    Loss(block=BlockLoss(selector_weight=1.0), **_GAMMA_4),
+    successor="selector",
+    rank=12,
+    taps=2,
+    mask_token=_MASK,
+  ),
   # KL, and the selector's cross-entropy with the same weight, as in
   # vllm-project/speculators; taps and group are published, too.
   "dflash2": _block(
@@ -126,6 +144,18 @@ KINDS = {
       num_layers=2,
       mlp_width=128,
       **_WIDE,
+    ),
+    Loss(decay=1.0, drop=TokenDrop()),
+  ),
+  "published_peagle": (
+    HeadConfig(
+      "peagle",
+      features=(2, 3, 5),
+      levels=7,
+      num_layers=2,
+      mask_token=_MASK,
+      **_WIDE,
+      **_PUBLISHED,
     ),
     Loss(decay=1.0, drop=TokenDrop()),
   ),

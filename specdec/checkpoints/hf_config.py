@@ -89,7 +89,7 @@ def parse(
       raise ValueError(
         f"{source} has {option} = {value!r}; accepted: {accepted[0]!r}"
       )
-  config = _with_defaults(config, architecture)
+  config = _with_defaults(config, architecture, source)
   fields, keys = {}, KEYS | architecture.keys
   for ours, theirs in keys.items():
     value = typed(config, theirs, source)
@@ -118,7 +118,7 @@ def parse(
 
 
 def _with_defaults(
-  config: Mapping[str, Any], architecture: Architecture
+  config: Mapping[str, Any], architecture: Architecture, source: str
 ) -> dict[str, Any]:
   """Returns the config with the defaults of its missing keys."""
   config = dict(config)
@@ -135,7 +135,8 @@ def _with_defaults(
     config["num_key_value_heads"] = heads
   if config.get("head_dim") is None and {type(width), type(heads)} == {int}:
     config["head_dim"] = width // max(heads, 1)
-  if not config.get("use_sliding_window", True):
+  key = "use_sliding_window"
+  if key in config and not typed(config, key, source):
     config["sliding_window"] = None
   return config
 
@@ -192,9 +193,9 @@ def _windows(
   if not any(sliding):
     return ()
   if window is None:
-    raise ValueError(
-      f"{source} has layers with {SLIDING} and no sliding_window"
-    )
+    used = config.get("use_sliding_window", True)
+    reason = "no sliding_window" if used else f"use_sliding_window = {used}"
+    raise ValueError(f"{source} has layers with {SLIDING} and {reason}")
   return tuple(window if slides else None for slides in sliding)
 
 

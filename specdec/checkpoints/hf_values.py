@@ -18,6 +18,7 @@ _FLOATS = (
 )
 BOOLEANS = ("tie_word_embeddings", "norm_topk_prob", "truncate")
 BOOLEANS += ("mamba_conv_bias", "use_qk_norm", "rope_interleave")
+BOOLEANS += ("use_sliding_window",)
 _LISTS = ("layer_types", "no_rope_layers", "short_factor", "long_factor")
 _LISTS += ("attn_layer_indices", "moe_layers")
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", SLIDING, FULL)

@@ -26,7 +26,7 @@ from absl import logging as absl_logging
 
 from specdec import multihost
 from specdec.cli.flags import Flags
-from specdec.utils import files, remote, run_folder, terminal
+from specdec.utils import files, remote, run_folder, spelling, terminal
 from specdec.utils.calls import user_line
 
 _MENDABLE = (ValueError, OSError, MemoryError)
@@ -75,6 +75,11 @@ class Program:
     values = self.flag_values(argv)
     try:
       rest = values(list(argv))[1:]
+    except flags.UnrecognizedFlagError as error:
+      hint = spelling.hint(error.flagname, list(values))
+      raise ValueError(
+        f"Unknown command line flag {error.flagname!r}; {hint}--help lists them"
+      ) from error
     except flags.Error as error:
       raise ValueError(str(error)) from error
     if rest and not self.takes_arguments:

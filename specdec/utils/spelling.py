@@ -9,9 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 def choices(name: str, valid: Iterable[str]) -> str:
   """Lists the valid names, after those that resemble `name`."""
   valid = list(valid)
+  return f"{hint(name, valid)}known: {', '.join(valid)}"
+
+
+def hint(name: str, valid: Iterable[str]) -> str:
+  """Returns a question that names what resembles `name`, or ''."""
   close = difflib.get_close_matches(str(name), valid)
-  hint = f"did you mean {' or '.join(close)}? " if close else ""
-  return f"{hint}known: {', '.join(valid)}"
+  return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def check_choice(

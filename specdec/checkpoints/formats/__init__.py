@@ -242,8 +242,8 @@ def render(
   if not head_config.is_published:
     raise ValueError(
       f"a head with layout = {head_config.layout!r} has shapes that no format "
-      "but ours knows; train one with layout = 'published', as "
-      "configs/train/drafter.py:published_eagle3 or published_dflash"
+      "but ours knows; train one with layout = 'published', as the kinds "
+      "of configs/train/drafter.py that begin with published_"
     )
   return WRITTEN[format_name].render(head_config, target, dtype)
 
