@@ -27,6 +27,7 @@ from specdec.inputs import (
 from specdec.noise import row_keys
 from specdec.types import (
   NEVER,
+  NO_COST,
   NO_DRAFT,
   NO_FAULT,
   PROMPT,
@@ -388,6 +389,7 @@ NO_DRAFTER = Drafter(
   init=lambda *_: None,
   propose=_propose_nothing,
   update=lambda params, draft_state, *_: draft_state,
+  cost=NO_COST,
 )
 NO_DRAFT_RULE = AcceptanceRule(
   None, None, "coupled", frozenset({"none"}), lossless=True, name="none"

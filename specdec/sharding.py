@@ -295,6 +295,17 @@ def make_mesh(
   return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
+# What all chips of a group share alike, and how messages call it.
+_DIVIDED = {
+  "vocab": "tokens of the vocabulary",
+  "query": "query heads",
+  "mlp": "inner columns of the MLP",
+  "shared": "inner columns of the shared expert",
+  "dense": "inner columns of dense layers",
+  "state": "recurrent heads",
+}
+
+
 def shards(model: int, kv_heads: int) -> int:
   """Over how many of `model` chips KV heads are split."""
   return math.gcd(model, kv_heads)
@@ -334,19 +345,12 @@ def place(
   whole = not counts.get("experts", 0) % ways
   if whole and counts.get("experts"):
     counts = {**counts, "mlp": 0}
-  for name, words in (
-    ("vocab", "tokens of the vocabulary"),
-    ("query", "query heads"),
-    ("mlp", "inner columns of the MLP"),
-    ("shared", "inner columns of the shared expert"),
-    ("dense", "inner columns of dense layers"),
-    ("state", "recurrent heads"),
-  ):
+  for name, words in _DIVIDED.items():
     if (count := counts.get(name, 0)) % ways:
-      padded = -(-count // ways) * ways
+      fewer = math.gcd(ways, *(counts.get(x, 0) for x in _DIVIDED))
       raise ValueError(
         f"{ways} chips do not divide the {count} {words} of {who}; "
-        f"{padded} would do"
+        f"{fewer} would"
       )
   for name, words in (("key", "KV"), ("state_key", "recurrent key")):
     if (count := counts.get(name, 0)) and count % ways and ways % count:

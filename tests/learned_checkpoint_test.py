@@ -202,6 +202,8 @@ FLOATS = np.arange(11.0)
     ("fuse/weight", None, "match its head config: fuse/weight is None and sho"),
     ("fuse/weight", jnp.zeros((2, 2)), r"fuse/weight is \(2, 2\) and should"),
     ("more", jnp.zeros(3), r"more is \(3,\) and should be None"),
+    ("fuse/weight", jnp.zeros((2, 2), jnp.int16), "fuse/weight is int16, no f"),
+    ("fuse", jnp.zeros(3), "fuse is a tensor and a folder"),
     ("fuse/weight", "nan", r"fuse\.weight hold NaN or infinite"),
   ],
 )

@@ -238,6 +238,16 @@ def test_our_configs_load(path, kind):
   from_config((get_config(kind) if kind else get_config()).to_dict())
 
 
+@pytest.mark.parametrize("path", ["drafter", "equal", "published"])
+def test_the_base_loss_of_domino_goes_as_training_does(path):
+  """Also where a flag changes how long that is."""
+  folder = programs.SCRIPTS.parent / "configs" / "train"
+  config = runpy.run_path(str(folder / f"{path}.py"))["get_config"]("domino")
+  config.update_from_flattened_dict({"options.steps": 7777})
+  setup = from_config(config.to_dict())
+  assert setup.loss.block.base_steps == setup.options.steps == 7777
+
+
 def published(kind=None):
   """KINDS of configs/train/published.py, or the setup of one."""
   path = programs.SCRIPTS.parent / "configs" / "train" / "published.py"

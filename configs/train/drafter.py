@@ -227,7 +227,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
     save_every=50,
     eval_sequences=32,
   )
-  return config_dict.ConfigDict(
+  config = config_dict.ConfigDict(
     dict(
       target="stdlib-11m",
       data="corpus/train",
@@ -245,3 +245,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       samples=dict(count=0, prompt=32, temperature=1.0),
     )
   )
+  if config.loss.block and config.loss.block.base_steps:
+    # As long as training, also where a flag sets that.
+    config.loss.block.base_steps = config.options.get_ref("steps")
+  return config

@@ -101,6 +101,4 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
     config.loss.block.anchors = _ANCHORS
     if kind == "dpace":
       config.loss.block.weighting = "dpace"
-    if like == "domino":
-      config.loss.block.base_steps = config.options.steps
   return config

@@ -331,7 +331,7 @@ def get_config(kind: str = "eagle3") -> config_dict.ConfigDict:
       start="",  # drafter with initial weights; "": random weights
       cache="",  # folder of hidden states; "": recomputes them
     )
-  return config_dict.ConfigDict(
+  config = config_dict.ConfigDict(
     dict(
       target="meta-llama/Llama-3.1-8B-Instruct",
       data="runs/answers/answers.jsonl",
@@ -345,3 +345,6 @@ def get_config(kind: str = "eagle3") -> config_dict.ConfigDict:
       },
     )
   )
+  if kind == "domino":  # as long as training, also where a flag sets that
+    config.loss.block.base_steps = config.options.get_ref("steps")
+  return config

@@ -95,15 +95,15 @@ def make_rows(
     wanted = [prompt for file in source.files for prompt in prompts.read(file)]
     encoded = prompts.encode(wanted, target.tokenizer, source.chat, vocab_size)
     rows = [ids[:size] for ids in encoded if len(ids) >= size]
-    fitting = "more"
+    fitting, nearest = "more", max
     if target.config.encoder_layers:
       rows = [ids for ids in encoded if len(ids) <= size]
-      fitting = "fewer"
+      fitting, nearest = "fewer", min
     if len(rows) < least:
       raise ValueError(
-        f"{len(rows)} prompts have {size} tokens, the context, or {fitting}; "
-        f"a batch or a sweep's texts need {least}: give more of them, or "
-        "another context"
+        f"{len(rows)} prompts have {size} tokens, the context, or {fitting}, "
+        f"and one has {nearest(map(len, encoded))}; a batch or a sweep's texts "
+        f"need {least}: give more of them, or another context"
       )
     return rows[:count]
   if target.tokenizer is None:

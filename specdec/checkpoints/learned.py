@@ -229,6 +229,11 @@ def load(
         f"{path} is damaged: its vocabulary is not an ascending list of tokens "
         f"below {size}"
       )
+  for name, x in arrays.items():
+    if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+      raise ValueError(f"{path} is damaged: {name} is {x.dtype.name}, no float")
+    if any(other.startswith(f"{name}/") for other in arrays):
+      raise ValueError(f"{path} is damaged: {name} is a tensor and a folder")
   net = traverse_util.unflatten_dict(
     {name: x.astype(jax.numpy.float32) for name, x in arrays.items()}, sep="/"
   )

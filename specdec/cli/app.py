@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import shlex
+import signal
 import sys
 import textwrap
 import traceback
@@ -155,6 +156,8 @@ class Program:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
     flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
+    # A job that is ended, as a preempted one, leaves what Ctrl-C leaves.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app.run(self, list(argv or sys.argv), flags_parser=list)
 
 

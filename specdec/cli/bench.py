@@ -10,9 +10,10 @@
 A pass of n tokens is timed for each n of --passes: T(n), in turns with reading
 as many bytes as the weights have. Then the same prompts are decoded, in turns
 autoregressively and with each k, after warming up; no token ends a text. They
-are cut to --context tokens; without --prompt_file they are the package's 32
-held-out functions, or random tokens where the target has no tokenizer. A time
-that the bandwidth forbids is marked. The last line is one JSON document.
+are cut to --context tokens, and those of --prompt_file that have fewer are left
+out; without it they are the package's 32 held-out functions, or random tokens
+where the target has no tokenizer. A time that the bandwidth forbids is marked.
+The last line is one JSON document.
 """
 
 import dataclasses

@@ -13,7 +13,6 @@ the end, and the others are run. Before each one waits until others leave the
 cores alone, for at most --patience seconds. Run it at the root of a checkout.
 """
 
-import signal
 from pathlib import Path
 
 from specdec.benchmark import measurements, provenance, reproduction
@@ -82,7 +81,6 @@ def reproduce(options: app.Options) -> None:
     plan.results.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(f"--output={results}: {error.strerror}") from error
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends both
   if provenance.is_dirty(provenance.commit()):
     app.note("warning: sources are changed, or no checkout: no commit has them")
   failed = reproduction.run(wanted, plan, terminal.report)

@@ -176,7 +176,7 @@ def stream_answers(
 
   Args:
     beginnings: texts to print ahead of the answers that continue them; where
-      there are none, all answers but the first are numbered.
+      there are none, all answers but the first are numbered, from 2.
     traced: records the rounds, which is slower.
     watch: takes the rounds of the first answer as they come.
   """
@@ -184,7 +184,7 @@ def stream_answers(
 
   def begin():
     if answers:
-      print(painter.dim(f"\n--- prompt {len(answers)}"))
+      print(painter.dim(f"\n--- prompt {len(answers) + 1}"))
     if beginnings:
       end = "\n" if watch else ""
       print(painter.dim(beginnings[len(answers)]), end=end)

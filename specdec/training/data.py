@@ -57,7 +57,8 @@ def read(path: str | Path) -> list[Document]:
   path = Path(path).expanduser()
   if not path.exists():
     raise FileNotFoundError(
-      f"data {path} does not exist; prepare_data.py makes a corpus"
+      f"data {path} does not exist; prepare_data.py makes a corpus, and of it "
+      "pairs for an encoder-decoder"
     )
   documents, files = [], [path]
   if path.is_dir():
