@@ -39,7 +39,7 @@ def about(name: str) -> str:
     )
   read = "saw the standard library once"
   if name in (LONGER, LONGER_DRAFT):
-    read = "saw half of the standard library and some packages, once"
+    read = "saw nine million tokens of it once"
   return (
     f"{name} continues Python source and nothing else: it is small, {read}, "
     "and was never taught to answer"
