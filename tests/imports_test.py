@@ -56,6 +56,7 @@ ALLOWED = {
   "training": f"{_TOOLS} benchmark compiled",
   "report": f"{_TOOLS} benchmark compiled",
   "cli": f"{_TOOLS} beam benchmark compiled training report",
+  "__main__": "cli",
 }
 # What drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "serve"}
