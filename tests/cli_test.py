@@ -5,6 +5,9 @@ import os
 import pathlib
 import re
 import runpy
+import signal
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -107,6 +110,26 @@ def test_python_m_specdec_is_the_command(monkeypatch, capsys):
   monkeypatch.setattr("sys.argv", ["specdec", "--help"])
   runpy.run_module("specdec", run_name="__main__")
   assert capsys.readouterr().out.startswith("specdec NAME --help")
+
+
+def test_sigterm_ends_a_program_as_ctrl_c_does():
+  script = (
+    "import time\nfrom specdec.cli import app\n"
+    "work = lambda options: (print('works', flush=True), time.sleep(60))\n"
+    "app.Program('x', lambda flags: None, work, interrupted='goes on later')"
+    ".launch(['waits'])\n"
+  )
+  process = subprocess.Popen(
+    [sys.executable, "-c", script],
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stdout.readline() == "works\n"
+  process.send_signal(signal.SIGTERM)
+  assert process.communicate()[1].strip() == "waits: goes on later"
+  assert process.returncode == 1
 
 
 def test_a_wrong_command_prints_nothing_else():

@@ -63,7 +63,7 @@ def _published_block(loss: Loss, **options) -> tuple[HeadConfig, Loss]:
     levels=7,
     num_layers=2,
     head="shared",
-    block=BlockConfig(**options),
+    block=BlockConfig(mask_token=_MASK, **options),
     **_PUBLISHED,
   )
   return config, loss
@@ -74,56 +74,61 @@ _MASK = 188  # of the target's tokens the byte 0xFF, which no text has
 _GAMMA_4 = dict(decay=0.7788)
 _STEPS = 600
 _DSPARK = BlockLoss(cross_entropy_weight=0.1, confidence_weight=1.0)
+# .1 CE + .9 L1, which is twice the total variation.
+_OF_DSPARK = Loss(
+  "total_variation", token_weight=1.8, block=_DSPARK, **_GAMMA_4
+)
+# The base loss goes as training does, from 1 to 0.
+_OF_DOMINO = Loss(
+  block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4
+)
+# KL, and the selector's cross-entropy with the same weight, as in
+# vllm-project/speculators.
+_OF_DFLASH2 = Loss(block=BlockLoss(selector_weight=1.0), **_GAMMA_4)
 KINDS = {
   "dflash": _block(Loss(**_GAMMA_4)),
   "jetspec": _block(Loss(**_GAMMA_4), causal=True),
-  "dspark": _block(  # .1 CE + .9 L1, which is twice the total variation
-    Loss("total_variation", token_weight=1.8, block=_DSPARK, **_GAMMA_4),
+  "dspark": _block(
+    _OF_DSPARK,
     mlp_width=64,
     slots="next",
     successor="markov",
     rank=12,
     confidence=True,
   ),
-  "domino": _block(  # the base loss goes as training does, from 1 to 0
-    Loss(block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4),
+  "domino": _block(
+    _OF_DOMINO,
     mlp_width=64,
     slots="next",
     successor="gru",
     rank=16,
     state=32,
   ),
-  "published_dflash": _published_block(Loss(**_GAMMA_4), mask_token=_MASK),
+  "published_dflash": _published_block(Loss(**_GAMMA_4)),
   "published_dspark": _published_block(
-    Loss("total_variation", token_weight=1.8, block=_DSPARK, **_GAMMA_4),
+    _OF_DSPARK,
     slots="next",
     successor="markov",
     rank=12,
     confidence=True,
-    mask_token=_MASK,
   ),
-  "published_jetspec": _published_block(
-    Loss(**_GAMMA_4), causal=True, mask_token=_MASK
-  ),
+  "published_jetspec": _published_block(Loss(**_GAMMA_4), causal=True),
   "published_domino": _published_block(
-    Loss(block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4),
+    _OF_DOMINO,
     slots="next",
     successor="gru",
     rank=16,
     state=32,
-    mask_token=_MASK,
   ),
   "published_dflash2": _published_block(
-    Loss(block=BlockLoss(selector_weight=1.0), **_GAMMA_4),
+    _OF_DFLASH2,
     successor="selector",
     rank=12,
     taps=2,
-    mask_token=_MASK,
   ),
-  # KL, and the selector's cross-entropy with the same weight, as in
-  # vllm-project/speculators; taps and group are published, too.
+  # Taps and group are those of vllm-project/speculators, too.
   "dflash2": _block(
-    Loss(block=BlockLoss(selector_weight=1.0), **_GAMMA_4),
+    _OF_DFLASH2,
     mlp_width=48,
     successor="selector",
     rank=12,
