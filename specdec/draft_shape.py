@@ -371,7 +371,10 @@ def dynamic(
   A prefix of d tokens that has a child in the tree has d - 1 ancestors there,
   and the likelier prefixes of its level: so of level d at most size - d are
   extended, by as many tokens each. With top = size no tree of that size is
-  likelier (DDTree, arXiv:2604.12989).
+  likelier (DDTree, arXiv:2604.12989). Where all prefixes of a level go on by
+  the same distribution, as slots of one pass do, the i-th of them with its j-th
+  token has i j - 1 likelier ones in its level and d ancestors: pairs that do
+  not fit are not tried.
 
   Args:
     top: prefixes extended and tokens tried after each, >= 1.
@@ -427,11 +430,17 @@ def dynamic(
       places = jnp.concatenate([places, place], axis=1)
       carry, after = run(carry, best, places, first, True)
       tokens, log_probs = _top(after, width)  # [B, width or 1, width]
+      tried = slice(None)  # of the pairs of a prefix and a token
+      if tokens.shape[1] == 1:
+        order = np.arange(1, width + 1)
+        tried = np.flatnonzero(np.outer(order, order) <= size - len(levels))
       shape = batch, width, width
-      tokens = jnp.broadcast_to(tokens, shape).reshape(batch, -1)
-      score = (prefix[:, :, None] + log_probs).reshape(batch, -1)
+      tokens = jnp.broadcast_to(tokens, shape).reshape(batch, -1)[:, tried]
+      score = (prefix[:, :, None] + log_probs).reshape(batch, -1)[:, tried]
       nodes = jnp.broadcast_to(first + jnp.arange(width), (batch, width))
-      ends = tuple(jnp.repeat(x, width, axis=1) for x in (base + chosen, nodes))
+      ends = tuple(
+        jnp.repeat(x, width, axis=1)[:, tried] for x in (base + chosen, nodes)
+      )
       base, first = base + run_at.shape[1], first + width
       levels.append((tokens, score, ends[0]))
     slots.append(jnp.full(score.shape, -1))

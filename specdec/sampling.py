@@ -11,6 +11,7 @@ from specdec.types import Sampling
 
 _COLDEST = np.finfo(np.float32).tiny  # less is greedy
 HOTTEST = 1e37  # the reciprocal of more is flushed to 0
+_UNROLLED = 8  # turns of a search written out; more of them are a loop
 _INT_MIN, _INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
@@ -66,18 +67,24 @@ def argmax(x: jax.Array) -> jax.Array:
 
 def top(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """Returns the `count` largest along the last axis in order: where they stand,
-  and their values, -inf once all that are above it were taken.
+  no two in one place, and their values; of more than there are the rest at
+  -inf, in the last place.
 
   Each is a reduction, which a sharded vocabulary keeps; no sort (rule 11).
   """
   column = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-  places, values = [], []
-  for _ in range(count):
-    place = argmax(x)[..., None]
-    places.append(place)
-    values.append(jnp.max(x, axis=-1, keepdims=True))
-    x = jnp.where(column == place, -jnp.inf, x)
-  return jnp.concatenate(places, axis=-1), jnp.concatenate(values, axis=-1)
+
+  def take(taken, _):
+    left = jnp.where(taken, -jnp.inf, x)
+    value = jnp.max(left, axis=-1, keepdims=True)
+    matching = ~taken & (left == value)
+    place = jnp.where(matching, column, x.shape[-1] - 1)
+    place = jnp.min(place, axis=-1, keepdims=True)
+    return taken | (column == place), (place[..., 0], value[..., 0])
+
+  taken, turns = jnp.zeros(x.shape, bool), min(count, _UNROLLED)
+  _, (places, values) = jax.lax.scan(take, taken, length=count, unroll=turns)
+  return jnp.moveaxis(places, 0, -1), jnp.moveaxis(values, 0, -1)
 
 
 def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:

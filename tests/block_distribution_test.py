@@ -23,7 +23,7 @@ DECIDED = draft_length.adaptive(3, [1.0, 1.2, 1.4, 1.6])
 REJECTION, BLOCK = acceptance.rejection(), acceptance.block()
 TRAVERSAL = acceptance.traversal()
 SLOW = pytest.mark.slow
-WINDOWS = {"windowed": 2, "published_block": 2}  # texts are of 1 + NEW tokens
+WINDOWS = {"windowed": 3, "published_block": 2}  # texts are of 1 + NEW tokens
 
 
 def exact(params) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+import block_plants
 import learned_kinds
 import walks
 from learned_kinds import IDS, V, target
@@ -351,7 +352,7 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
 
   encoded = head.encode(net, output)
   honest = drafted(encoded)
-  window = head.head_config.block.window or size
+  window, any_seen = head.head_config.block.window or size, False
   for position in range(size):
     other = drafted(encoded.at[:, position].add(1.0))
     changed = np.any(np.asarray(other != honest), axis=-1)
@@ -359,13 +360,37 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
       slot = anchor + head.head_config.block.offset + draft  # its position
       seen = position < anchor and slot - position < window
       assert changed[draft] == seen, (position, draft)
+      any_seen |= seen
+  assert any_seen
+
+
+@pytest.mark.parametrize(
+  "plant",
+  [
+    block_plants.train_its_own_position,
+    block_plants.train_no_context,
+    block_plants.train_a_token_too_far,
+  ],
+)
+def test_mistakes_of_the_ablations_change_a_loss(plant, monkeypatch):
+  head, net = drafter("dflash")
+  model, params = target()
+
+  def loss():
+    return jax.jit(drafting.objective(head, model, Loss(), seed=SEED))(
+      net, params, BATCH
+    )[0]
+
+  honest = loss()
+  plant(monkeypatch)
+  assert abs(loss() - honest) > 1e-3
 
 
 @pytest.mark.parametrize(
   "options, complaint",
   [
     (dict(anchors=0), "loss.block.anchors = 0; it must be >= 1"),
-    (dict(weighting="pace"), "weighting 'pace' is unknown; known: decay, dpa"),
+    (dict(weighting="pace"), "loss.block.weighting 'pace' is unknown; known:"),
     (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
     (dict(base_weight=1.5), "loss.block.base_weight = 1.5; it must be in 0..1"),
     (dict(confidence_weight=-1.0), "loss.block.confidence_weight = -1.0"),

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import published_blocks as reference
 from formats_test import refused, target
-from published_blocks import FEW, LAYERS, MANIFESTS, SIZE, V
+from published_blocks import FEW, LAYERS, MANIFESTS, V
 from specdec import (
   acceptance,
   checkpoints,
@@ -114,13 +114,15 @@ def test_logits_are_those_of_speculators(name):
   )
   offset = drafter.stored.head_config.block.offset
   assert np.ma.masked_invalid(theirs).std() > 0.3
-  np.testing.assert_allclose(ours, theirs[:, offset:], atol=1e-4)
+  np.testing.assert_allclose(ours, theirs[:, offset:], atol=2e-5)
   if "confidence" in expected:
     wanted = expected["confidence"][:, offset:]
-    np.testing.assert_allclose(sure, wanted, atol=1e-4)
+    np.testing.assert_allclose(sure, wanted, atol=2e-5)
 
 
-def test_what_is_recorded_has_every_head_and_mask():
+def test_every_head_is_recorded():
+  """Their texts are shorter than their windows, which therefore show nothing;
+  what windows let slots see is compared with a NumPy forward pass."""
   assert RECORDED == [
     "dflash2", "dflash_few", "dflash_mixed", "dspark", "dspark_gated",
     "dspark_rnn",
@@ -419,7 +421,7 @@ CONVENTIONS = {
     ("DeepSpec DSpark", [0, 2, 3], (1, 3, 4)),
     ("DeepSpec DSpark", [-1, 2, 4], (0, 3, 5)),
     ("speculators dspark", [1, 3, 4], (1, 3, 4)),
-    ("speculators dspark", [0, 3, 6], (0, 3, 6)),
+    ("speculators dspark", [0, 3, 5], (0, 3, 5)),
   ],
 )
 def test_layers_by_the_three_conventions(name, ids, entering, tmp_path):
@@ -458,6 +460,7 @@ SPECULATORS_SLIDING = {
     ("DFlash of mixed layers", ALL_SLIDING, (5, (), True, False)),
     ("DFlash with a window", {}, (5, (), False, False)),
     ("DFlash with a window", {"is_causal": None}, (5, (), True, False)),
+    ("DFlash2", {"is_causal": None}, (5, (), True, False)),
     ("DeepSpec DSpark", {}, (0, (), False, False)),
     ("speculators dflash", {}, (5, (1,), False, True)),
     ("speculators dflash", SPECULATORS_SLIDING, (5, (), True, False)),
@@ -594,6 +597,16 @@ def nested(name="DFlash", **changes):
       "sample_from_anchor = False, whose state begins a slot earlier",
     ),
     ("speculators dspark", {"target_hidden_size": 16}, "16 there, 8 here"),
+    (
+      "speculators dspark",
+      {"aux_hidden_state_layer_ids": [0, 3, 6]},
+      "reads what leaves layer 5, the target's last one",
+    ),
+    (
+      "speculators dflash2",
+      {"sample_from_anchor": True},
+      "is a DFlash2 with sample_from_anchor = True; accepted: False",
+    ),
   ],
 )
 def test_a_config_that_does_not_load(name, changes, what, tmp_path):
@@ -644,14 +657,36 @@ def test_architectures_that_do_not_load_are_named(architecture, what, tmp_path):
     ("DFlash", "dflash", {"features": (0, 2)}, "embeddings leave none"),
     ("DFlash", "dflash", {"features": (2, 6)}, "layer 5, the target's last"),
     ("DeepSpec DSpark", "deepspec", {"features": (3, 1)}, "ascending layers"),
+    (
+      "speculators dspark",
+      "speculators",
+      {"features": (2, 6)},
+      "layer 5, the",
+    ),
     ("DFlash", "dflash", {"layout": "compact"}, "layout = 'compact'"),
+    ("DFlash", "dflash", {"block.window": 2}, "sliding_window = 2 and block_"),
+    (
+      "speculators dflash2",
+      "speculators",
+      {"block.slots": "next"},
+      "block.slots = 'next': speculators knows block drafters with block.slots",
+    ),
   ],
 )
 def test_what_readers_would_take_for_another_is_not_written(
   name, layout, changes, what, tmp_path
 ):
   drafter = formats.load(write(tmp_path / "a", name), TARGET)
-  head_config = dataclasses.replace(drafter.stored.head_config, **changes)
+  head_config = drafter.stored.head_config
+  inner = {
+    name.removeprefix("block."): changes[name]
+    for name in changes
+    if name.startswith("block.")
+  }
+  changes = {x: changes[x] for x in changes if not x.startswith("block.")}
+  if inner:
+    changes["block"] = dataclasses.replace(head_config.block, **inner)
+  head_config = dataclasses.replace(head_config, **changes)
   stored = drafter.stored._replace(head_config=head_config)
   with pytest.raises(ValueError, match=what):
     saved(tmp_path / "b", layout, drafter._replace(stored=stored))
@@ -693,13 +728,3 @@ def test_drafters_that_train_py_trains_are_written_and_read(tmp_path):
       folder = tmp_path / name / layout
       formats.save(folder, layout, head_config, ids, net, to, "float32")
       assert formats.load(folder, config).stored.head_config == head_config
-
-
-def test_a_tree_and_a_cut_that_only_causal_blocks_take(tmp_path):
-  """JetSpec's block is cut to k; DFlash's is whole."""
-  causal, whole = (
-    head_of(formats.load(write(tmp_path / name, name), TARGET))
-    for name in ("JetSpec", "DFlash")
-  )
-  assert (causal.num_slots(1), whole.num_slots(1)) == (2, SIZE)
-  assert whole.head_config.num_layers == LAYERS

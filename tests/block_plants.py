@@ -37,9 +37,9 @@ def train_a_token_too_far(patch):
   """Slots that are taught the target's distributions of the next slots."""
   honest = draft_losses.aim_of_hidden
 
-  def aim(head, params, hidden, labels):
+  def aim(head, params, hidden, labels, *rest):
     hidden, labels = (jnp.roll(x, -1, axis=1) for x in (hidden, labels))
-    return honest(head, params, hidden, labels)
+    return honest(head, params, hidden, labels, *rest)
 
   patch.setattr(draft_losses, "aim_of_hidden", aim)
 

@@ -73,7 +73,7 @@ QUICK = "dflash", "dspark", "windowed", "domino", "dflash2"
   "kind",
   [x if x in QUICK else slow(x) for x in BLOCKS],
 )
-def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
+def test_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   check_equal(forms_apart(kind, drafter_of(kind)))
 
 
@@ -142,7 +142,7 @@ def proposed(drafter, kind, state):
 @pytest.mark.parametrize(
   "kind", ["rnn", *(slow(x) for x in BLOCKS if x != "rnn")]
 )
-def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
+def test_so_is_a_tree_in_the_middle_of_a_text(kind):
   """Every node's text is taught from the round's anchor."""
   drafter = drafter_of(kind, TREE)
   state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH), most=4)
@@ -199,7 +199,7 @@ def test_a_block_is_as_sure_of_its_tokens_as_it_is_taught(kind):
 
 
 @pytest.mark.parametrize("kind", ["dspark", "rnn"])
-def test_a_block_in_bfloat16_decides_its_length(kind):
+def test_a_block_in_bfloat16_traces_a_decided_length(kind):
   """Traced alone: what a loop carries must keep its type."""
   config = dataclasses.replace(TARGET, dtype="bfloat16")
   model, head = transformer.model(config), draft_head(kind, config=config)
@@ -241,10 +241,15 @@ def best_first(log_probs, size):
   return chosen
 
 
-@pytest.mark.parametrize("size", [slow(1), slow(5), 12])
-def test_a_dynamic_tree_as_wide_as_it_is_large_is_ddtrees(size):
+@pytest.mark.parametrize(
+  "size, depth, vocab_size",
+  [slow(1, 4, 16), slow(5, 4, 16), (12, 4, 16), (128, 15, 300)],
+)
+def test_a_dynamic_tree_as_wide_as_it_is_large_is_ddtrees(
+  size, depth, vocab_size
+):
   """`dynamic(SIZE, top=SIZE)` of a block: the best product tree, in jit."""
-  depth, batch, vocab_size = 4, 5, 16
+  batch = 5
   rng = np.random.default_rng(size)
   logits = 2 * rng.normal(size=(batch, depth, vocab_size)).astype(np.float32)
   shape = draft_shape.dynamic(size, depth, size)
@@ -342,7 +347,7 @@ def a_shift_across_blocks(kind, patch):
     slow("dspark", left_in_the_cache),
   ],
 )
-def test_b21_a_plant_shows_that_training_and_drafting_differ(
+def test_a_plant_shows_that_training_and_drafting_differ(
   kind, plant, monkeypatch
 ):
   learned_kinds.teacher.cache_clear()

@@ -53,7 +53,7 @@ HEADS = {
   "dflash2": block("dflash", (1,), **DFLASH2),
   "dflash": block("dflash", (1,)),
   "dspark": block("deepspec", (0, 1), **DSPARK),
-  "dspark_of_speculators": block("speculators", (1, 2), **DSPARK),
+  "dspark_of_speculators": block("speculators", (0, 1), **DSPARK),
 }
 
 
@@ -106,7 +106,9 @@ def test_a_trained_drafter_goes_there_and_back(name, tmp_path, target, capsys):
   assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
 
 
-def test_copies_of_the_targets_tables_are_left_out(target, tmp_path):
+def test_copies_of_the_targets_tables_are_left_out_and_written(
+  target, tmp_path
+):
   """DeepSpec's files hold both; what differs in one number stays its own."""
   head_config, _ = HEADS["dspark"]
   own = dataclasses.replace(head_config, embed="own", head="own")
@@ -125,6 +127,11 @@ def test_copies_of_the_targets_tables_are_left_out(target, tmp_path):
   assert read.head_config == head_config
   assert not {"embed_table", "head"} & {*read.net}
   convert(target, path.parent, tmp_path / "c", "--layout=speculators")
+  convert(target, path.parent, tmp_path / "d", "--layout=deepspec")
+  again = load_file(tmp_path / "d" / "model.safetensors")
+  assert {*again} == {*arrays}
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(again[name], array, name)
   arrays["lm_head.weight"][3, 5] += 1e-3
   save_file(arrays, path)
   read = learned.load(path.parent, loaded)

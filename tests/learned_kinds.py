@@ -111,7 +111,7 @@ _BLOCKS = {
   "dflash": {},
   "jetspec": dict(causal=True),
   "dspark": dict(slots="next", successor="markov", confidence=True),
-  "windowed": dict(window=2),  # fewer than a block has slots
+  "windowed": dict(window=3),  # one slot sees the token before the anchor
   "gated": dict(slots="next", successor="gated_markov", mask_token=3),
   "rnn": dict(successor="rnn_markov", causal=True, confidence=True),
   "domino": dict(slots="next", successor="gru", state=6),

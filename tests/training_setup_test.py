@@ -88,7 +88,7 @@ def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
     (HEAD, "decoding", dict(temperature=1e38), "it must be in 0..1e+37"),
     (HEAD, "loss", dict(token_weight=float("inf")), ">= 0, and finite"),
     (HEAD, "loss", dict(token_weight=0.0), "are 0: nothing would be trained"),
-    (HEAD, "loss", dict(decay=0.0), "levels only the first would be trained"),
+    (HEAD, "loss", dict(decay=0.0), "levels only the first would count"),
     (HEAD, "decoding", dict(prompts=0), "decoding.prompts = 0; it must be >= "),
     (HEAD, "decoding", dict(temperature=-1.0), "decoding.temperature = -1.0"),
     (JOINT | SKIP, None, dict(head_config=HEAD_CONFIG), "and layer_skip"),

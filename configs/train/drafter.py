@@ -14,8 +14,9 @@ Names that begin with published_, and mtp, have the shapes of the papers' code,
 which others can load: published_eagle and mtp with
 --config.head_config.vocabulary=0. They have more weights: mtp 0.9 M,
 published_eagle3 1.7 M, published_medusa 8.6 M, a vocabulary projection a head.
-published_dflash and published_dspark (1.6 M, 1.7 M) draft all tokens by the
-target's projection.
+published_dflash, published_jetspec, published_dspark, published_domino and
+published_dflash2 (1.6 to 1.8 M) draft all tokens by the target's projection;
+published_peagle has 2.2 M.
 Which layout is the plain name's was decided by tokens per target step after 300
 steps of 4 x 256 tokens, seeds 0 to 2 (docs/training.md has the commands): the
 published MTP had more than compact_mtp with every seed, the published EAGLE-3

@@ -119,15 +119,20 @@ def convert_drafter(
   else:
     path = output
     described = describe_target(target, model.config)
+    if formats.holds_copies(layout):
+      head_config, net = saved.with_copies(head_config, net, model.params)
     formats.save(output, layout, head_config, ids, net, described, dtype)
   result = saved.load(path, model)
+  read_config, read = result.head_config, result.net
+  if formats.holds_copies(layout):  # in dtype they may still be the target's
+    read_config, read = saved.with_copies(read_config, read, model.params)
   # What a format cannot say: how many levels a head was trained for.
-  wrote = dataclasses.replace(head_config, levels=result.head_config.levels)
+  wrote = dataclasses.replace(head_config, levels=read_config.levels)
   same = jax.tree.map(
     lambda a, b: bool(jnp.array_equal(a.astype(dtype), b.astype(dtype))),
     net,
-    result.net,
+    read,
   )
-  if wrote != result.head_config or not all(jax.tree.leaves(same)):
+  if wrote != read_config or not all(jax.tree.leaves(same)):
     raise ValueError(f"{layout} does not hold this {head_config.kind} exactly")
   return result

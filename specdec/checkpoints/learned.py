@@ -29,7 +29,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.params import cast
 from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
-from specdec.types import PyTree
+from specdec.types import Array, PyTree
 from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
@@ -286,12 +286,8 @@ def _without_copies(
   Where the target's are integers or lie on several hosts they stay.
   """
   kept, shared = dict(net), {}
-  for option, name, ours in (
-    ("embed", "embed_table", "embed"),
-    ("head", "head", "head" if "head" in target else "embed"),
-  ):
+  for option, name, table in _tables_of(target):
     own = kept.get(name, {}).get("weight")
-    table = target[ours]["weight"]
     if isinstance(table, Quantized) or not table.is_fully_addressable:
       continue
     if own is None:
@@ -300,6 +296,31 @@ def _without_copies(
       shared[option] = "shared"
       del kept[name]
   return dataclasses.replace(head_config, **shared), kept
+
+
+def with_copies(
+  head_config: HeadConfig, net: PyTree, target: PyTree
+) -> tuple[HeadConfig, PyTree]:
+  """Adds the target's tables where a drafter takes them from the target.
+
+  Args:
+    target: weights in one piece, as they are loaded without a mesh.
+  """
+  copies = {
+    name: {"weight": layouts.unpack(table)}
+    for option, name, table in _tables_of(target)
+    if getattr(head_config, option) == "shared"
+  }
+  owned = dataclasses.replace(head_config, embed="own", head="own")
+  return owned, {**net, **copies}
+
+
+def _tables_of(target: PyTree) -> tuple[tuple[str, str, Array], ...]:
+  """Returns, of the embedding and the vocabulary projection, the option of a
+  HeadConfig, the name in a drafter's weights and the target's table."""
+  embed = target["embed"]["weight"]
+  head = target.get("head", target["embed"])["weight"]
+  return ("embed", "embed_table", embed), ("head", "head", head)
 
 
 def _open(path):

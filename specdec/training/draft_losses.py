@@ -55,7 +55,7 @@ class BlockLoss:
       check_range(self, name, 0, prefix="loss.block.")
     for name in ("smoothing", "base_weight"):
       check_range(self, name, 0, 1, prefix="loss.block.")
-    check_choice("weighting", self.weighting, WEIGHTINGS)
+    check_choice("loss.block.weighting", self.weighting, WEIGHTINGS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +115,10 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
       f"feature_weight = {loss.feature_weight}: a head of kind {kind!r} does "
       "not predict the target's hidden states; only 'eagle' does"
     )
-  weighting = loss.block.weighting if loss.block else "decay"
-  if head_config.levels > 1 and weighting == "decay" and not loss.decay:
+  if head_config.levels > 1 and not loss.decay:  # D-PACE's too are evaluated
     raise ValueError(
-      f"loss.decay = 0: of {head_config.levels} levels only the first would be "
-      "trained"
+      f"loss.decay = 0: of {head_config.levels} levels only the first would "
+      "count"
     )
   if not block:
     if not loss.token_weight and not loss.feature_weight:

@@ -114,7 +114,7 @@ def train(
     mininterval=1.0,
     dynamic_ncols=True,
   )
-  first = saved = int(state.step)
+  first = saved = done = int(state.step)
   traced = profiling.Steps(options.profile, first)
   timed_from, timed_since = first, time.perf_counter()
   try:
@@ -160,6 +160,7 @@ def train(
       if index == first or eval_due or save_due:
         # Excludes compilation and pauses from the rate.
         timed_from, timed_since = now, time.perf_counter()
+      done = now
     export(state.params, "last")
     bar.write(
       f"train: {options.steps:,} steps are done; {folder} has the last weights "
@@ -167,9 +168,11 @@ def train(
       file=sys.stderr,
     )
   except KeyboardInterrupt:
-    # An update may have been under way; other processes do not stop with it.
+    # An update may have been under way, or what is due after one: a run that
+    # goes on from there would lack it. Other processes do not stop with it.
     is_whole = not any(x.is_deleted() for x in jax.tree.leaves(state))
-    if jax.process_count() == 1 and is_whole and int(state.step) > saved:
+    is_whole = is_whole and int(state.step) == done
+    if jax.process_count() == 1 and is_whole and done > saved:
       _check_finite(state, checkpoints)
       checkpoints.save(state)
     raise

@@ -232,6 +232,12 @@ def _offsets(files: Files, vocab_size: int) -> np.ndarray:
   return ids.astype(np.int32)
 
 
+def holds_copies(format_name: str) -> bool:
+  """Whether a format's files hold the target's tables, which its own reader
+  takes from nowhere else."""
+  return getattr(WRITTEN.get(format_name), "HOLDS_COPIES", False)
+
+
 def render(
   format_name: str,
   head_config: HeadConfig,

@@ -238,18 +238,24 @@ def features_of(
   numbers = layer_ids(left, source, low, LAYER_IDS)
   if not numbers:
     raise ValueError(f"{source} has no layers in {LAYER_IDS}")
+  features = tables.layers_entered(numbers)
   if target:
-    _check_last(numbers, target, source)
-  return tables.layers_entered(numbers)
+    check_last(features, target, source)
+  return features
 
 
-def _check_last(left: Sequence[int], target: Target, source: str) -> None:
+def check_last(features: Sequence[int], target: Target, source: str) -> None:
+  """Refuses the stream that leaves the target's last layer.
+
+  Args:
+    features: layers that the streams enter.
+  """
   last = target.num_layers - 1
-  if last in left:
+  if target.num_layers in features:
     raise ValueError(
       f"{source} reads what leaves layer {last}, the target's last one: some "
-      "readers take it before the final norm and some behind it; accepted: "
-      f"layers below {last}"
+      "readers take it before the final norm and some after it; accepted: "
+      f"what leaves layers below {last}"
     )
 
 
@@ -302,16 +308,19 @@ def layers_left(
       f"features = {head_config.features}: {layout} names the layers that a "
       "stream leaves, and embeddings leave none"
     )
-  _check_last(left, target, f"features = {head_config.features}: {layout}")
+  check_last(
+    head_config.features, target, f"features = {head_config.features}: {layout}"
+  )
   return list(left)
 
 
 def render_layers(head_config: HeadConfig) -> dict[str, Any]:
-  """Returns the config.json of a decoder of a head's layers."""
+  """Returns the config.json of a decoder of a head's layers; raises as seen."""
   block, layers = head_config.block, head_config.layers
   if block.window:
     numbers = range(head_config.num_layers)
     windows = tuple(block.attention(i)[0] for i in numbers)
+    seen(windows, None, head_config.block_size, "this block drafter")
     layers = dataclasses.replace(layers, windows=windows)
   return hf_config.render(layers)
 

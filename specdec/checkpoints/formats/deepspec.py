@@ -4,7 +4,8 @@ deepspec/modeling/dspark/qwen3).
 One architecture for both: all keys are at the top level, every slot predicts
 the token behind it, and layer -1 stands for the embeddings. Its DFlash is the
 same without a Markov and a confidence head. Its files also hold the target's
-embedding and vocabulary projection (learned.py leaves out what is a copy).
+embedding and vocabulary projection: learned.py leaves out what is a copy, and
+conversion.py writes it again.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
 
 NAME = "deepspec"
+HOLDS_COPIES = True
 _ARCHITECTURE = "Qwen3DSparkModel"
 _LOWEST = -1  # of target_layer_ids
 

@@ -22,6 +22,7 @@ from specdec.checkpoints.formats.stored import Stored, Target, typed
 from specdec.checkpoints.hf_values import check_options
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.head_presets import evenly_spread
 from specdec.utils.spelling import check_choice
 
 NAME = "dflash"
@@ -108,14 +109,6 @@ def _successor(setting: Callable, source: str) -> dict[str, Any]:
   return {"slots": "next", "successor": "gru"} | sizes
 
 
-def _default_layers(count: int, layers: int) -> list[int]:
-  """Returns the layers that are read where a config names none: evenly spread
-  over 1..count - 3, as older versions of the repository do."""
-  if layers == 1:
-    return [count // 2]
-  return [round(1 + i * (count - 4) / (layers - 1)) for i in range(layers)]
-
-
 def parse(files: Files, target: Target | None) -> Stored:
   """Returns what a folder holds; raises ValueError where that is unknown."""
   config, source = files.config, files.source
@@ -137,7 +130,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   _check_embedding(target, source)
   layers = setting(blocks.LAYER_IDS, list, None)
   if layers is None and count:
-    layers = _default_layers(count, fields["num_layers"])
+    layers = evenly_spread(count, fields["num_layers"])
   successor = _successor(setting, source)
   if is_dflash2 and successor:
     raise ValueError(
@@ -149,8 +142,6 @@ def parse(files: Files, target: Target | None) -> Stored:
       lambda key: setting(key, int), size, vocab_size, source
     )
   causal = _causal(config, nested, source)
-  if is_dflash2 and causal is None:
-    causal = False  # as its exporters read it
   seen = blocks.seen(windows, causal, size, source)
   head_config = HeadConfig(
     kind="block",

@@ -71,6 +71,10 @@ def parse(
   heads = {}
   if kind == "dspark":
     heads = deepspec.heads(config, source, 256, confident=True)
+  if kind == "dflash2" and is_next:
+    raise ValueError(
+      f"{source} is a DFlash2 with sample_from_anchor = True; accepted: False"
+    )
   if heads.get("successor") == "rnn_markov" and not is_next:
     raise ValueError(
       f"{source} has markov_head_type = 'rnn' with sample_from_anchor = False, "
@@ -115,6 +119,8 @@ def parse(
     **own,
     **options,
   )
+  if target:
+    blocks.check_last(head_config.features, target, source)
   width = typed(config, "target_hidden_size", int, source, None)
   table = blocks.table(head_config)
   return Stored(head_config, table, vocab_size, target_width=width)
@@ -134,17 +140,19 @@ def check_written(head_config: HeadConfig, layout: str) -> None:
     wanted |= {"block.slots": ("next",)}
   if block.successor == "selector":
     wanted |= {"block.confidence": (False,), "vocabulary": (0,)}
+    wanted |= {"block.slots": ("in_place",)}
   blocks.check_written(head_config, layout, wanted)
 
 
 def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
   """Returns the keys beyond those of every type."""
-  block = head_config.block
+  block, features = head_config.block, head_config.features
+  blocks.check_last(features, target, f"features = {features}: speculators")
   keys = {
     "draft_vocab_size": head_config.vocabulary or target.vocab_size,
     "block_size": head_config.block_size,
     "target_hidden_size": None,
-    _LAYERS: list(head_config.features),
+    _LAYERS: list(features),
     "mask_token_id": block.mask_token,
     "sliding_window_non_causal": bool(
       block.window and not (block.causal or block.causal_window)

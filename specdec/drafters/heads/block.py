@@ -69,7 +69,10 @@ class BlockAttention(nn.Module):
 
 
 class _Zeros(Linear):
-  """A linear map without a bias whose weights begin as zeros."""
+  """A linear map without a bias whose weights begin as zeros.
+
+  A variable, not a param: zeros need no key of initialisation.
+  """
 
   @nn.compact
   def parameters(self, x):
@@ -84,12 +87,12 @@ def _identity(key: Array, shape: tuple[int, ...], dtype) -> Array:
 
 
 class Convolution(nn.Module):
-  """DFlash2's grouped causal convolutions, ahead of a sublayer and behind it.
+  """DFlash2's grouped causal convolutions, before a sublayer and after it.
 
-  Channel c of slot s becomes the sum over taps t <= s of its channel in slot
-  s - t, times base[t, c] and what a linear map of slot s says for the channel's
-  group. Both kernels are read off the sublayer's input. They begin as the
-  identity, so that training begins as DFlash.
+  Channel c of slot s becomes the sum over taps t <= s of the channel in slot
+  s - t times base[t, c] + dynamic[s, t, group of c]. The dynamic part of both
+  convolutions is one linear map of slot s ahead of the first. They begin as
+  the identity, so that training begins as DFlash.
   """
 
   taps: int

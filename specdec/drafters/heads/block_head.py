@@ -51,8 +51,8 @@ class BlockHead(NamedTuple):
       [B, T, any], depth)
     -> (state, logits [B, T, n] given the tokens); as offer, of
     successor.Successor
-  selection(weights, hidden [B, T, W], tokens [B, T], logits [B, T, n], labels
-      [B, T]) -> as successor.Selector.selection; of no other successor
+  selection(weights, hidden [B, T, W], tokens [B, T], logits [B, T, n], offered,
+      labels [B, T]) -> as successor.Selector.selection; of no other successor
   confidence(weights, hidden [B, T, W], tokens [B, T]) -> [B, T] logits of the
     probability that the draft token behind `tokens` is accepted
   """
@@ -81,10 +81,12 @@ class BlockHead(NamedTuple):
   def num_slots(self, k: int | None = None) -> int:
     """S for k draft tokens, by default as many as it is trained for.
 
-    Only a causal block may be cut: any other's slots see all of it.
+    Only a block that is causal in every layer may be cut: any other's slots see
+    all of it.
     """
     config = self.head_config
-    if k is None or not config.block.causal:
+    causal = [config.block.attention(i)[1] for i in range(config.num_layers)]
+    if k is None or not all(causal):
       return config.block_size
     return k + config.block.offset
 

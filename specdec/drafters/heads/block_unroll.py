@@ -1,8 +1,10 @@
 """Runs blocks at many anchors of a text at once, as decoding would run each.
 
 The block of the anchor at position a sees the context of positions before a and
-itself; the tokens behind the anchor are the text's. Masks are of anchors by
-positions and of slots by slots: nothing is as large as all slots by all slots.
+itself; the tokens after the anchor are the text's. Masks are of anchors by
+positions (of slots by positions where a layer has a window) and of slots by
+slots. Scores, the largest array, are [B, heads, A, S, T + S]: all slots by the
+context, and never by the slots of other anchors.
 """
 
 from typing import NamedTuple
@@ -71,8 +73,9 @@ def unroll(
     )
     logits.append(given)
     if config.block.successor == "selector" and labels is not None:
-      own = hidden[:, :, level], before, base[:, :, level], labels[:, :, level]
-      selection.append(head.selection(weights, *own))
+      hidden_here, offered = at_level
+      own = base[:, :, level], offered, labels[:, :, level]
+      selection.append(head.selection(weights, hidden_here, before, *own))
     if config.block.confidence:
       confidence.append(head.confidence(weights, hidden[:, :, level], before))
   return Unrolled(

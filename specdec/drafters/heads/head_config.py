@@ -37,8 +37,8 @@ class HeadConfig:
     num_layers: decoder layers of its own; Medusa, Hydra, MLP speculators and
       ReDrafter have none.
     levels: draft tokens in a row that it is trained for. Medusa, Hydra and MLP
-      speculators have a head for each and can draft no more; the others may go
-      on.
+      speculators have a head for each, blocks a slot, and can draft no more;
+      the others may go on.
     head: 'own', a vocabulary projection [n, W] of its own, or 'shared', the
       target's rows behind a map from W to the target's width.
     vocabulary: n, how many tokens it can draft, the most frequent ones;

@@ -10,7 +10,7 @@ class Kind(NamedTuple):
 
   Attributes:
     num_layers: of its own that it needs at least; None: it has none.
-    by_level: it has a head for each level, and can draft no more.
+    by_level: it has a head or a slot for each level, and can draft no more.
     heads: those of HEADS that it may have.
     reads_features: it reads streams entering layers of the target.
     exits: it runs the target's first layers.

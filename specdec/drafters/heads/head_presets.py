@@ -6,8 +6,6 @@ For costs, compiling and random weights: nobody has trained them.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
@@ -22,13 +20,21 @@ def _eagle3(target: TransformerConfig) -> dict[str, Any]:
   return dict(kind="eagle3", features=tuple(features), vocabulary=few, levels=7)
 
 
+def evenly_spread(num_layers: int, count: int) -> list[int]:
+  """Returns the layers, of L, whose outputs a DFlash reads by default: `count`
+  of 1..L - 3 (github.com/z-lab/dflash)."""
+  if count == 1:
+    return [num_layers // 2]
+  return [round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)]
+
+
 def _block(target: TransformerConfig, levels: int, **options) -> dict[str, Any]:
-  """Five layers, five streams: those that leave layers 1 to L - 3, evenly."""
-  leaving = np.linspace(1, target.num_layers - 3, 5).round().astype(int)
+  """Five layers, five streams where the target has as many to read."""
+  leaving = evenly_spread(target.num_layers, 5)
   block = BlockConfig(mask_token=target.vocab_size - 1, **options)
   return dict(
     kind="block",
-    features=tuple(dict.fromkeys((leaving + 1).tolist())),
+    features=tuple(dict.fromkeys(i + 1 for i in leaving)),
     num_layers=5,
     levels=levels,
     head="shared",

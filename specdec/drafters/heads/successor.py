@@ -32,7 +32,7 @@ class Successor(nn.Module):
       the state behind the tokens, and the logits [B, T, n] of what follows
       them. `hidden` and `offered` are of the slot that is drawn next, `depth`
       (from 0) the number of draft tokens up to `tokens`.
-    term(the same without logits): the state, and what is added to the logits.
+    term(the same without offered): the state, and what is added to the logits.
     memory(tokens): [B, T, any] what the confidence head reads of them.
   """
 
@@ -166,7 +166,7 @@ class Selector(Successor):
 
   def offer(self, logits: Array) -> tuple[Array, Array]:
     """Returns the candidates, and their logits."""
-    ids = _likeliest(logits, self.count)
+    ids = sampling.top(jax.lax.stop_gradient(logits), self.count)[0]
     return ids, jnp.take_along_axis(logits, ids, axis=-1)
 
   def step(self, target_weights, state, tokens, hidden, offered, depth):
@@ -176,7 +176,12 @@ class Selector(Successor):
     return state, jnp.put_along_axis(none, ids, scores, -1, inplace=False)
 
   def selection(
-    self, hidden: Array, tokens: Array, logits: Array, labels: Array
+    self,
+    hidden: Array,
+    tokens: Array,
+    logits: Array,
+    offered: tuple[Array, Array],
+    labels: Array,
   ) -> tuple[Array, Array]:
     """Returns the cross-entropy [B, T] of labels among the candidates, and
     whether they are candidates; one that is not takes the last one's place.
@@ -184,9 +189,10 @@ class Selector(Successor):
     Args:
       hidden, tokens: as of `step`.
       logits: [B, T, n] of the slots.
+      offered: `offer` of them.
       labels: [B, T] among the tokens that it can draft.
     """
-    ids = _likeliest(logits, self.count)
+    ids, _ = offered
     listed = jnp.any(ids == labels[..., None], axis=-1)
     last = jnp.where(listed, ids[..., -1], labels)
     ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
@@ -194,21 +200,6 @@ class Selector(Successor):
     log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
     right = ids == labels[..., None]
     return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), listed
-
-
-def _likeliest(logits: Array, count: int) -> Array:
-  """[..., count] tokens, the likeliest first, by reductions over all."""
-  logits = jax.lax.stop_gradient(logits)
-  column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-
-  def turn(i, carry):
-    remaining, ids = carry
-    best = sampling.argmax(remaining)
-    remaining = jnp.where(column == best[..., None], -jnp.inf, remaining)
-    return remaining, ids.at[..., i].set(best)
-
-  ids = jnp.zeros((*logits.shape[:-1], count), jnp.int32)
-  return jax.lax.fori_loop(0, count, turn, (logits, ids))[1]
 
 
 KINDS = {
