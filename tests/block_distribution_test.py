@@ -19,6 +19,7 @@ from text_statistics import SMALLEST_P, p_value
 V, NEW, ROWS = learned_kinds.TABLE.vocab_size, 3, 20_000
 CHAIN = draft_shape.chain(3)
 TREE = draft_shape.static([-1, 0, 0, 1, 1], "iid")
+LIKELIEST = draft_shape.dynamic(4, 3, 4)
 DECIDED = draft_length.adaptive(3, [1.0, 1.2, 1.4, 1.6])
 REJECTION, BLOCK = acceptance.rejection(), acceptance.block()
 TRAVERSAL = acceptance.traversal()
@@ -76,6 +77,8 @@ def p_of(drafter, params, rule) -> float:
     ("dspark", CHAIN, REJECTION),
     pytest.param("dspark", DECIDED, REJECTION, marks=SLOW),
     pytest.param("dspark", TREE, TRAVERSAL, marks=SLOW),
+    pytest.param("dflash", LIKELIEST, REJECTION, marks=SLOW),
+    pytest.param("dflash2", LIKELIEST, REJECTION, marks=SLOW),
     *(
       pytest.param(kind, shape, rule, marks=SLOW)
       for kind in (*learned_kinds.BLOCKS, "peagle", "pard")

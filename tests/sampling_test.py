@@ -124,6 +124,19 @@ def test_settings_that_are_refused(options, sentence):
     sampling.settings(2, **options)
 
 
+@pytest.mark.parametrize("count", [1, 4, 9, 20])
+def test_top_is_a_stable_sort_by_a_short_loop(count):
+  rng = np.random.default_rng(count)
+  x = rng.integers(0, 6, (3, 2, 20)).astype(np.float32)
+  x[:, :, 12:] = -np.inf  # of which none comes twice either
+  places, values = sampling.top(jnp.asarray(x), count)
+  wanted = np.argsort(-x, axis=-1, kind="stable")[..., :count]
+  np.testing.assert_array_equal(places, wanted)
+  np.testing.assert_array_equal(values, np.take_along_axis(x, wanted, -1))
+  _, more = sampling.top(jnp.asarray(x), 22)
+  assert np.all(np.isneginf(more[..., 12:]))
+
+
 def test_gumbel_draws_follow_each_rows_own_distribution():
   size, half = 20_000, 10_000
   distributions = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)

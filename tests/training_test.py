@@ -224,6 +224,10 @@ def whole(tmp_path_factory):
   return weights, exported, tiny_training.log(folder)
 
 
+def held_out_losses(whole):
+  return [x["loss"] for x in whole[2] if x["kind"] == "held_out"]
+
+
 class TestRun:
   # Before the first checkpoint, before an evaluation, right after a checkpoint.
   @pytest.mark.parametrize("steps", [[2, 7], [3, 6, 11]])
@@ -244,8 +248,28 @@ class TestRun:
     weights, _ = train(tmp_path)
     assert_equal(weights, whole[0])
 
+  def test_ctrl_c_in_the_last_evaluation_loses_none(
+    self, tmp_path, whole, monkeypatch
+  ):
+    honest, calls = run._evaluate, []
+
+    def stopped(*args):
+      calls.append(args)
+      if len(calls) == len(held_out_losses(whole)):
+        raise KeyboardInterrupt
+      return honest(*args)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(run, "_evaluate", stopped)
+      with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    weights, exported = train(tmp_path)
+    assert_equal(weights, whole[0])
+    assert_equal(exported["best"], whole[1]["best"])
+    assert tiny_training.log(tmp_path) == whole[2]
+
   def test_exports_the_best(self, whole):
-    held_out = [x["loss"] for x in whole[2] if x["kind"] == "held_out"]
+    held_out = held_out_losses(whole)
     assert len(held_out) == 3 and held_out[-1] == min(held_out)
     assert_equal(whole[1]["best"], whole[0])
 
