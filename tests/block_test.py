@@ -577,6 +577,10 @@ def test_only_a_causal_block_is_cut():
   assert draft_head("dflash").num_slots(1) == 1 + K
   assert draft_head("jetspec").num_slots(1) == 2
   assert draft_head("dspark").num_slots(1) == K
+  block = BlockConfig(window=3, causal_window=True)  # causal in every layer
+  config = learned_kinds.head_config("windowed", block=block)
+  head = drafters.LEARNED["block"](config, TARGET, learned_kinds.IDS)
+  assert head.num_slots(1) == 2
 
 
 def test_cost_is_of_one_pass_and_of_small_steps():

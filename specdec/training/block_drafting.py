@@ -94,7 +94,7 @@ def loss_of_output(
     goals: what it says there, draft_losses.aim.
   """
   tokens, options = batch["tokens"], loss.block or BlockLoss()
-  if "step" not in batch:  # D-PACE's weights grow with what they would judge
+  if "step" not in batch:  # D-PACE's weights grow with what is measured
     options = dataclasses.replace(options, weighting="decay")
   levels = head.head_config.levels
   anchors = anchors_of(batch, options.anchors, levels, seed)

@@ -80,10 +80,10 @@ def parse(
       f"{source} has markov_head_type = 'rnn' with sample_from_anchor = False, "
       "whose state begins a slot earlier; accepted: True"
     )
-  everyone = typed(
+  non_causal = typed(
     config, "sliding_window_non_causal", bool, source, kind == "dflash2"
   )
-  seen = blocks.seen(windows, False if everyone else None, size, source)
+  seen = blocks.seen(windows, False if non_causal else None, size, source)
   drafted = typed(config, "draft_vocab_size", int, source, 32000)
   if kind == "dflash2":
     if drafted != vocab_size:

@@ -85,7 +85,7 @@ def drafter_cost(
       windows=tuple((Window(x), size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
       all_reduces=tuple(all_reduces),
-      # Every candidate is found by reading and rewriting all logits of a slot.
+      # Every candidate is a search through all logits of a slot.
       **{name: (1 + turns) * count for name, count in logits.items()},
     ),
     update=StepCost(
@@ -96,9 +96,9 @@ def drafter_cost(
     update_catch_up=1,  # the pending token had no context yet
     steps=1,
     # A causal block is cut where the draft ends.
-    tokens=None if config.block.causal else head.num_slots(),
-    drafts_all=config.block.causal,
-    catch_up=config.block.offset if config.block.causal else 0,
+    tokens=None if head.causal else head.num_slots(),
+    drafts_all=head.causal,
+    catch_up=config.block.offset if head.causal else 0,
     level=None
     if not follows
     else StepCost(

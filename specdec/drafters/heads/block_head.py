@@ -78,15 +78,17 @@ class BlockHead(NamedTuple):
   def vocab_size(self) -> int:
     return self.target.vocab_size
 
-  def num_slots(self, k: int | None = None) -> int:
-    """S for k draft tokens, by default as many as it is trained for.
-
-    Only a block that is causal in every layer may be cut: any other's slots see
-    all of it.
-    """
+  @property
+  def causal(self) -> bool:
+    """Whether slots see those before them alone, in every layer: then a block
+    is cut where the draft ends."""
     config = self.head_config
-    causal = [config.block.attention(i)[1] for i in range(config.num_layers)]
-    if k is None or not all(causal):
+    return all(config.block.attention(i)[1] for i in range(config.num_layers))
+
+  def num_slots(self, k: int | None = None) -> int:
+    """S for k draft tokens, by default as many as it is trained for."""
+    config = self.head_config
+    if k is None or not self.causal:
       return config.block_size
     return k + config.block.offset
 

@@ -211,9 +211,9 @@ def block_view(
 ) -> View:
   """Returns what a block's slots see in a layer: context and each other."""
   window, causal = head.head_config.block.attention(layer)
-  everyone = np.ones((1, num_slots, num_slots), bool)
+  all_slots = np.ones((1, num_slots, num_slots), bool)
   view = attention.view(length, None, 0, num_slots, window)
-  return view._replace(ancestors=None if causal else everyone)
+  return view._replace(ancestors=None if causal else all_slots)
 
 
 def _cached(head: BlockHead, layer, view: View) -> Attend:
