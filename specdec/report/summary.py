@@ -107,7 +107,7 @@ def _best(name: str) -> Of:
     gain = _SPEEDUP(best)
     verdict = "" if gain.value > 1 else "**no**: "
     if abs(gain.value - 1) < 2 * (gain.error or 0):
-      verdict = "cannot be told from nothing: "
+      verdict = "no gain beyond the error: "
     return (
       f"{verdict}{gain} times, k = {best['k']} (best of {len(runs)}), "
       f"{_TOKENS(best)} tokens per target step"
@@ -300,7 +300,7 @@ def _gpu(documents: Mapping) -> str:
     for name in documents
     if documents[name].get("machine", {}).get("backend") == "gpu"
   ]
-  return ", ".join(runs) or "**nothing was run on a GPU**"
+  return ", ".join(runs) or "**nothing was decoded on a GPU**"
 
 
 ANSWERS = (
@@ -352,11 +352,13 @@ ANSWERS = (
   Answer("Does a trained EAGLE-3?", "smollm2", _best("spec_bench_eagle3")),
   Answer("And behind copies?", "smollm2", _best("spec_bench_copies_eagle3")),
   Answer(
-    "Does EAGLE-3, trained on fewer answers?",
+    "What does EAGLE-3 gain, trained on half a million tokens?",
     *("smollm2", _best("spec_bench_same_eagle3")),
   ),
   Answer(
-    "Does DSpark, trained on those?", "smollm2", _best("spec_bench_dspark")
+    "What does DSpark gain, trained on the same?",
+    "smollm2",
+    _best("spec_bench_dspark"),
   ),
   Answer("How good are predictions?", "predictions", _band, first=True),
   Answer("Does it compile well for TPUs?", "tpu", _tpu),
