@@ -142,7 +142,7 @@ def accepts_all(rule, shape, kind, warp) -> bool:
 
 
 @pytest.mark.parametrize("rule, shape, kind", PAIRS)
-def test_a_round_leaves_the_targets_distribution(rule, shape, kind):
+def test_b12_b26_a_round_leaves_the_targets_distribution(rule, shape, kind):
   """Under every warp and under distributions without a common support; the
   target's own draft is accepted whole.
   """
@@ -306,7 +306,7 @@ def test_accept_prob_of_coupled_is_its_closed_form():
 # Planted bugs of a drafter: its tokens were not drawn from what it claims.
 
 
-def test_raw_distribution_claimed_for_a_filtered_draw_is_caught():
+def test_b02_raw_distribution_claimed_for_a_filtered_draw_is_caught():
   logits = distribution.random_logits(3, 4, 1)
   draft, raw = distribution.warp(logits, top_k=2), distribution.warp(logits)
   target = distribution.warp(distribution.random_logits(103, 4, 2), top_k=2)
@@ -315,7 +315,7 @@ def test_raw_distribution_claimed_for_a_filtered_draw_is_caught():
     assert planted(parents, kind, draft, target, claimed=raw) > PLANTED
 
 
-def test_greedy_draft_that_claims_a_softmax_is_caught():
+def test_b01_greedy_draft_that_claims_a_softmax_is_caught():
   draft, target = distributions(4, 2, seed=5)
   logits = distribution.random_logits(5, 4, 2)
   greedy = distribution.warp(logits, temperature=0.0)
@@ -391,7 +391,7 @@ def test_samples_that_are_ranked_again_are_caught(kind, ranked):
 @pytest.mark.parametrize(
   "parents, kind", [(CHAINS[1], "none")] + [(PAIR, kind) for kind in SIBLINGS]
 )
-def test_sampled_children_whose_distribution_is_ignored(parents, kind):
+def test_b14_sampled_children_whose_distribution_is_ignored(parents, kind):
   """Point masses are right whatever chose them, and fewer are accepted.
 
   What is wrong is to accept by one distribution and to refuse by another.
@@ -435,7 +435,7 @@ def same_for_every_sibling(draft, target):
     (RULES["greedy"]._asdict(), CHAINS[1], "none"),  # above temperature 0
   ],
 )
-def test_rejection_with_a_planted_bug_is_caught(changes, parents, kind):
+def test_b03_rejection_with_a_planted_bug_is_caught(changes, parents, kind):
   draft, target = distributions(4, 1, seed=6)
   wrong = RULES["rejection"]._replace(**changes)
   assert planted(parents, kind, draft, target, wrong) > PLANTED

@@ -73,7 +73,7 @@ QUICK = "dflash", "dspark", "windowed", "domino", "dflash2"
   "kind",
   [x if x in QUICK else slow(x) for x in BLOCKS],
 )
-def test_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   check_equal(forms_apart(kind, drafter_of(kind)))
 
 
@@ -142,7 +142,7 @@ def proposed(drafter, kind, state):
 @pytest.mark.parametrize(
   "kind", ["rnn", *(slow(x) for x in BLOCKS if x != "rnn")]
 )
-def test_so_is_a_tree_in_the_middle_of_a_text(kind):
+def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
   """Every node's text is taught from the round's anchor."""
   drafter = drafter_of(kind, TREE)
   state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH), most=4)
@@ -347,7 +347,7 @@ def a_shift_across_blocks(kind, patch):
     slow("dspark", left_in_the_cache),
   ],
 )
-def test_a_plant_shows_that_training_and_drafting_differ(
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
   kind, plant, monkeypatch
 ):
   learned_kinds.teacher.cache_clear()

@@ -179,7 +179,7 @@ def one_uniform(self, num_nodes, honest=Noise.accept):
     pytest.param("next", every_round_alike, "lookup", PARAMS, marks=SLOW),
   ],
 )
-def test_noise_that_is_reused_is_caught(
+def test_b07_noise_that_is_reused_is_caught(
   monkeypatch, method, wrong, name, params
 ):
   monkeypatch.setattr(Noise, method, wrong)
@@ -192,7 +192,7 @@ def test_honest_noise_passes_where_reused_noise_is_caught():
 
 
 @pytest.mark.slow  # enumerated in acceptance_distribution_test
-def test_raw_distribution_claimed_for_a_filtered_draw_is_caught():
+def test_b02_raw_distribution_claimed_for_a_filtered_draw_is_caught():
   honest = DRAFTERS["model"]()
 
   def propose(params, draft_state, context):

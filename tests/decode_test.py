@@ -180,7 +180,7 @@ def cases():
 
 
 @pytest.mark.parametrize("name, kind, k", list(cases()))
-def test_coupled_is_autoregressive_decoding(name, kind, k):
+def test_b05_b06_b22_b24_coupled_is_autoregressive_decoding(name, kind, k):
   state = speculative(name, kind, k, "coupled")
   assert texts(state) == texts(baseline(name))
   check_books(state, LENGTHS, k if kind == "model" else None)
@@ -198,7 +198,7 @@ def test_coupled_is_autoregressive_decoding(name, kind, k):
     pytest.param("uniform", "lookup", 5, "greedy", marks=SLOW),
   ],
 )
-def test_greedy_rows_are_greedy_beside_sampled_ones(name, kind, k, rule):
+def test_b09_greedy_rows_are_greedy_beside_sampled_ones(name, kind, k, rule):
   state = speculative(name, kind, k, rule)
   cold = TEMPERATURES == 0
   ours, theirs = texts(state), texts(baseline(name))
@@ -242,7 +242,7 @@ def check_log_probs(name, kind, state):
   assert not np.any(np.isnan(np.asarray(state.log_probs)))
 
 
-def test_autoregressive_decoding_is_one_pass():
+def test_b06_b24_autoregressive_decoding_is_one_pass():
   for name in ("table", *WINDOWED):
     check_books(baseline(name), LENGTHS, 0)
     check_log_probs(name, "none", baseline(name))
@@ -264,7 +264,7 @@ def test_the_window_changes_the_logits(name):
 @pytest.mark.parametrize(
   "rule, k", [("rejection", 5), pytest.param("coupled", 3, marks=SLOW)]
 )
-def test_the_targets_own_draft_is_always_accepted(rule, k):
+def test_b11_b12_the_targets_own_draft_is_always_accepted(rule, k):
   """And the distributions that it hands over are distributions that its tokens
   can come from.
   """
@@ -302,7 +302,7 @@ def test_the_targets_own_draft_is_always_accepted(rule, k):
     assert np.all(picked[TEMPERATURES == 0] == 1)
 
 
-def test_sampling_samples():
+def test_b15_sampling_samples():
   drafter, rule = drafter_of("table", "lookup", 3), acceptance.rejection()
   outputs, calls = [set() for _ in range(ROWS)], 6
   for seed in range(calls):
@@ -311,7 +311,7 @@ def test_sampling_samples():
   assert [len(x) for x in outputs] == [calls] * 7 + [1] * 7
 
 
-def test_one_hot_distributions_give_no_nan():
+def test_b26_one_hot_distributions_give_no_nan():
   model = table_model.model(V)
   step = jnp.where(jnp.eye(V, k=1) + jnp.eye(V, k=1 - V) > 0, 0.0, -jnp.inf)
   logits = jnp.broadcast_to(step[None], (V + 1, V, V))

@@ -47,7 +47,7 @@ DRAFTS = {"perfect": counting(), "errs": counting(wrong_after=(1, 4))}
 @pytest.mark.parametrize(
   "eos_ids", [(e, e) for e in range(V)] + [(2, 5), (-1, 3), (-1, -2)]
 )
-def test_eos_and_limit_at_every_place_of_a_block(draft, eos_ids):
+def test_b16_eos_and_limit_at_every_place_of_a_block(draft, eos_ids):
   """Also where the prompt ends with that EOS, which ends nothing."""
   state = decode.generate(
     MODEL,

@@ -221,7 +221,7 @@ def test_config_files_that_cannot_be_used(run, tmp_path, source, sentence):
     (LETTERS, "27 token ids and the draft 26"),
   ],
 )
-def test_unlike_vocabularies_are_refused(run, tmp_path, letters, sentence):
+def test_b23_unlike_vocabularies_are_refused(run, tmp_path, letters, sentence):
   draft = write_model(tmp_path / "draft", letters=letters)
   with pytest.raises(SystemExit, match=sentence):
     run(f"--drafter=model({draft})", "--prompt=ab")

@@ -82,7 +82,7 @@ def forms_apart(kind, drafter):
   "kind",
   [pytest.param(kind, marks=[SLOW] if kind in LONG else []) for kind in KINDS],
 )
-def test_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   check_equal(forms_apart(kind, drafter_of(kind, K)), 1e-4)
 
 
@@ -109,7 +109,7 @@ def slow(*kinds, shape):
     *slow(*KINDS[:6], "head", shape="dynamic"),
   ],
 )
-def test_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
+def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
   drafter, draft = drafter_of(kind, shape), weights(kind)
   state = speculate(drafter, COUPLED, draft, np.ones(BATCH), most=5)
 
@@ -236,7 +236,7 @@ def planted(plant, *kinds):
     *planted(over, "prophet", "recycle"),
   ],
 )
-def test_a_plant_shows_that_training_and_drafting_differ(
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
   kind, plant, monkeypatch
 ):
   honest = serve.drafter(draft_head(kind), target()[0], draft_shape.chain(K))

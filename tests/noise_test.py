@@ -40,7 +40,7 @@ TREE = draft_shape.static([-1, 0, 0, 1, 1])
     (acceptance.rejection, TREE),
   ],
 )
-def test_no_uncoupled_address_repeats(record, rule, shape):
+def test_b07_no_uncoupled_address_repeats(record, rule, shape):
   drafter = shape and drafters.model(MODEL, shape=shape)
   counts = recorded(record, rule(), drafter)
   assert max(counts.values()) == 1
@@ -108,7 +108,7 @@ def same_rows(a, b, rows_a, rows_b):
 
 
 @pytest.mark.parametrize("rule", [acceptance.rejection(), acceptance.coupled()])
-def test_rows_are_independent(rule):
+def test_b20_b25_rows_are_independent(rule):
   """Of their place, their neighbours' indices and the batch size;
   `check_drafter` changes the neighbours.
   """
@@ -125,7 +125,7 @@ def test_rows_are_independent(rule):
 
 @pytest.mark.parametrize("name", ["rbg", "unsafe_rbg", "threefry2x32"])
 @pytest.mark.parametrize("typed", [True, False])
-def test_a_row_alone_is_a_row_of_a_batch(name, typed):
+def test_b25_a_row_alone_is_a_row_of_a_batch(name, typed):
   """Whatever the key's implementation: rbg's vmapped draws fill a whole batch
   from the first row's key.
   """
@@ -158,7 +158,7 @@ class Constant(NamedTuple):
     return jnp.zeros((1, V))
 
 
-def test_the_edges_of_the_uniforms():
+def test_b08_the_edges_of_the_uniforms():
   """accept_prob 0 refuses even at u = 0; 1 accepts at the largest u."""
   with np.errstate(divide="ignore"):
     target = jnp.asarray(np.log([[[0, 0.5, 0.5, 0]] * 2]), jnp.float32)

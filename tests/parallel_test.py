@@ -57,11 +57,11 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", PARALLEL)
-def test_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   check_equal(forms_apart(kind, drafter_of(kind)))
 
 
-def test_so_is_a_tree_in_the_middle_of_a_text():
+def test_b21_so_is_a_tree_in_the_middle_of_a_text():
   """A node's children are drawn from its level's distribution."""
   kind, shape = "peagle", TREE
   drafter, draft = drafter_of(kind, shape), weights(kind)
@@ -194,7 +194,9 @@ def blind_rounds(patch):
     slow(a_position_too_far),
   ],
 )
-def test_a_plant_shows_that_training_and_drafting_differ(plant, monkeypatch):
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
+  plant, monkeypatch
+):
   learned_kinds.teacher.cache_clear()
   try:
     gaps = forms_apart("peagle", plant(monkeypatch))

@@ -112,7 +112,7 @@ def forms_apart(drafter):
   return gaps
 
 
-def test_a_chain_is_drafted_by_the_distributions_it_is_trained_on():
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on():
   check_equal(forms_apart(drafter_of()))
 
 
@@ -152,7 +152,9 @@ def a_row_too_early(patch):
 @pytest.mark.parametrize(
   "plant", [masks_left_in_the_cache, slow(another_mask), slow(a_row_too_early)]
 )
-def test_a_plant_shows_that_training_and_drafting_differ(plant, monkeypatch):
+def test_b21_a_plant_shows_that_training_and_drafting_differ(
+  plant, monkeypatch
+):
   check_apart(forms_apart(plant(monkeypatch)))
 
 

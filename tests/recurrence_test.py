@@ -303,7 +303,7 @@ NODES = {"path": 9, "slots": 10, "inputs": 11}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", NODES)
-def test_conformance_finds_planted_bugs(bug, monkeypatch):
+def test_b18_conformance_finds_planted_bugs(bug, monkeypatch):
   """A path that stays where it was, states of refused tokens, a convolution
   over neighbours instead of ancestors."""
   if bug == "path":

@@ -97,7 +97,7 @@ def test_a_stream_is_refused_when_it_is_asked_for():
 
 
 @pytest.mark.parametrize("size", [V - 1, V + 1])
-def test_two_vocabularies_are_refused(size):
+def test_b23_two_vocabularies_are_refused(size):
   positional, options = arguments(size)
   drafter = drafters.model(table_model.model(size), 2)
   with pytest.raises(ValueError, match="share one vocabulary"):
@@ -108,7 +108,7 @@ def test_two_vocabularies_are_refused(size):
   "drafter, siblings",
   [(LOOKUP, "none"), (drafters.model(TARGET, 2), "deterministic")],
 )
-def test_a_distribution_that_the_spec_does_not_promise_is_refused(
+def test_b11_a_distribution_that_the_spec_does_not_promise_is_refused(
   drafter, siblings
 ):
   drafter = with_spec(drafter, siblings=siblings)

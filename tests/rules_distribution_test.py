@@ -66,7 +66,7 @@ def tokenwise_residual(draft, target_log_probs, node):
   ],
   ids=lambda changes: ", ".join(changes) or "honest",
 )
-def test_block_with_parts_of_token_verification_is_caught(changes):
+def test_b13_block_with_parts_of_token_verification_is_caught(changes):
   draft, target = distributions(4, 2, seed=6)
   rule = BLOCK._replace(**changes)
   error = planted(CHAINS[2], "none", draft, target, rule)

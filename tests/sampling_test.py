@@ -48,7 +48,7 @@ def rows():
 
 @pytest.mark.parametrize("top_k", [None, [1, 2, 3, 7, 50]])
 @pytest.mark.parametrize("top_p", [None, [0.05, 0.33, 0.51, 0.8, 0.97]])
-def test_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
+def test_b10_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
   logits = rows()
   rng = np.random.default_rng(1)
   pick = {
@@ -69,7 +69,7 @@ def test_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
       np.testing.assert_allclose(got[node], expected, atol=2e-6)
 
 
-def test_the_order_of_the_filters_matters():
+def test_b10_the_order_of_the_filters_matters():
   """Top-p after temperature: the reversed order would keep other tokens."""
   logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
   distribution = sampling.warp(logits, sampling.settings(1, 3.0, None, 0.7))
@@ -84,7 +84,7 @@ def test_ties_of_signed_zeros_are_all_kept():
   )
 
 
-def test_temperatures_near_zero_stay_distributions():
+def test_b09_temperatures_near_zero_stay_distributions():
   logits = jnp.array([[1.0, 2.0, 1.5], [1.0, 2.0, 1.5], [1.0, 2.0, 1.5]])
   settings = sampling.settings(3, np.array([0.0, 1e-6, 1e-38]))
   distribution = sampling.warp(logits, settings)
@@ -137,7 +137,7 @@ def test_top_is_a_stable_sort_by_a_short_loop(count):
   assert np.all(np.isneginf(more[..., 12:]))
 
 
-def test_gumbel_draws_follow_each_rows_own_distribution():
+def test_b04_gumbel_draws_follow_each_rows_own_distribution():
   size, half = 20_000, 10_000
   distributions = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
   keys = row_keys(jax.random.key(3), jnp.arange(size))
