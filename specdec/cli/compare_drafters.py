@@ -12,7 +12,8 @@ baseline; no token ends a text. What a drafter cannot draw is left out. The
 columns of the tables:
 
   weights            held beyond the target's
-  MB a draft token   moved by one more draft token of a chain
+  MB a further draft token
+                     moved by one more token of a chain
   at position        share of rounds that accepted draft token 1, 2 ..., given
                      that those before it were; with the longest chain
   tokens per target step

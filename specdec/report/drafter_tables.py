@@ -63,7 +63,7 @@ def _by_position(row: dict) -> str:
 
 _ABOUT = {
   "weights": lambda row: _millions(row, "weights", " M"),
-  "MB a draft token": lambda row: _millions(row, "step_bytes"),
+  "MB a further draft token": lambda row: _millions(row, "step_bytes"),
   "at position 1 2 3 4": _by_position,
 }
 _BEST = {  # the fastest chain, and tokens per second of both
