@@ -155,7 +155,7 @@ def _move_rows(
 
   def move(path, x: PyTree) -> PyTree:
     if isinstance(x, KVCache):
-      # It has room for a text of `size` and for its scratch behind that.
+      # It has room for a text of `size` and for its scratch after that.
       room = x.num_slots - size if x.layers else 0
       return kv.permute(x, rows, first, used + room)
     if x.shape[:1] != rows.shape:

@@ -448,7 +448,7 @@ def dynamic(
     slot = jnp.concatenate(slots, axis=1)
 
     # No child beats its parent, and of equals the first is taken: whoever is
-    # kept has its parent kept, and stands behind it.
+    # kept has its parent kept, and stands after it.
     kept = jnp.sort(jax.lax.top_k(score, size)[1], axis=1)  # [B, size]
     node = put(jnp.zeros_like(slot), kept, 1 + jnp.arange(size))
     above = jnp.take_along_axis(parent, kept, axis=1)

@@ -51,7 +51,7 @@ def refill(
   Args:
     state: of B rows; its buffers are given to the result (donated).
     rows: [R] where each prompt goes, each in 0..B-1 and no two alike. B, or
-      more, is none: it and all behind it are not put anywhere.
+      more, is none: it and all after it are not put anywhere.
     inputs: of R prompts, as those that the state began with: in a buffer of as
       many tokens, with as many sampling filters. `index` must be given; a
       prompt that is put nowhere may be anything of one token.

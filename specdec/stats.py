@@ -38,8 +38,8 @@ def tally(
   alive = committed > 0
   depth = jnp.atleast_2d(draft_tree.depth(draft.parents))
   deepest = jnp.max(jnp.where(drafted(draft), depth, 0), axis=-1)
-  # Positions behind the limit say nothing, whether the round came so far or
-  # not; nor do those behind an EOS, where nothing was refused.
+  # Positions after the limit say nothing, whether the round came so far or
+  # not; nor do those after an EOS, where nothing was refused.
   deepest = jnp.minimum(deepest, room)
   uncut = committed > round_output.num_accepted
   tried = jnp.where(uncut, deepest, jnp.minimum(deepest, committed))

@@ -501,7 +501,7 @@ class Stats:
   rounds: Array  # [B] target passes
   emitted: Array  # [B] committed new tokens
   drafted: Array  # [B, D] rounds that drafted a token at depth d + 1; depths
-  #                 behind the length limit or an emitted EOS left out
+  #                 after the length limit or an emitted EOS left out
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
   evaluated: Array  # [B, D] rounds that evaluated depth d + 1: a token was
   #                   drafted there and all before it was accepted

@@ -314,7 +314,7 @@ def test_anchors_are_drawn_by_their_address():
 
   some, every = draw(4), draw(99)
   assert some.shape == (3, 4) and every.shape == (3, 10)
-  for row in every:  # each has K labels behind it: the last is position 12
+  for row in every:  # each has K labels after it: the last is position 12
     assert sorted(row) == list(range(10))
   assert all(len(set(row)) == 4 for row in some)
   np.testing.assert_array_equal(some, draw(4))

@@ -194,7 +194,7 @@ def serving(folder, config=TARGET):
 
 
 def one_round(drafter, model, params):
-  """Drafts behind prompts of 4 and 9 tokens.
+  """Drafts after prompts of 4 and 9 tokens.
 
   Returns:
     tokens [2, L], lengths [2], the draft, streams entering every layer, and the
@@ -245,7 +245,7 @@ def log_softmax(x):
   ],
 )
 def test_a_draft_is_of_the_published_distributions(name, tmp_path):
-  """One round behind a prompt, streams as transformers numbers hidden_states:
+  """One round after a prompt, streams as transformers numbers hidden_states:
   z-lab's and DeepSpec's layer i is entry i + 1, speculators' entry i."""
   written, length, draft, entering, weights = one_round(
     *serving(write(tmp_path, name))

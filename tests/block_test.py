@@ -284,7 +284,7 @@ def its_own_position(kind, patch):
 
 
 def a_position_too_far(kind, patch):
-  """A block that stands one position behind its anchor."""
+  """A block that stands one position after its anchor."""
   honest = block_serve.block_view
 
   def view(*args):

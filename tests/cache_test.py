@@ -61,7 +61,7 @@ def random_cache(lengths, seed=0):
 
 
 def with_text(params, lengths=LENGTHS):
-  """A cache that holds rows of random text, and scratch behind it."""
+  """A cache that holds rows of random text, and scratch after it."""
   tokens = random_tokens(len(lengths), max(lengths))
   _, cache = APPLY(params, tokens, random_cache([0] * len(lengths)))
   return cache.replace(length=jnp.array(lengths, jnp.int32))
@@ -175,7 +175,7 @@ def test_text_goes_on_as_if_the_path_had_been_a_chain(params, first):
   cache = kv.commit(cache, path, counts, chain=False)
   got, _ = APPLY(params, following, cache)
 
-  chain = jnp.take_along_axis(nodes, path, axis=1)  # behind counts: anything
+  chain = jnp.take_along_axis(nodes, path, axis=1)  # after counts: anything
   _, cache = APPLY(params, chain, start)
   cache = kv.commit(cache, path, counts, chain=True)
   wanted, _ = APPLY(params, following, cache)

@@ -97,7 +97,7 @@ CHAIN = draft_shape.chain(2)
   [
     # More siblings than tokens to draft: the last is any other token.
     ("mtp", (0, 2), 0, draft_shape.static([-1, 0, 0, 0])),
-    ("mtp", (), 3, CHAIN),  # behind copies
+    ("mtp", (), 3, CHAIN),  # after copies
     slow("mtp", (1, 2), 3, CHAIN),
     slow("mtp", (0, 2), 0, draft_shape.chain(3)),
     slow("published_eagle3", (0, 2, 3), 0, CHAIN),

@@ -36,7 +36,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-  """Compiled programs of a module are dropped behind it.
+  """Compiled programs of a module are dropped after it.
 
   Each of them maps pieces of memory, and Linux allows a process 65,530: without
   this a long run is aborted in the middle of a compilation.

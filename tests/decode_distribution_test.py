@@ -206,12 +206,12 @@ def test_b02_raw_distribution_claimed_for_a_filtered_draw_is_caught():
 
 
 # Draft noise named by position alone, as only coupled decoding may (rule 4):
-# the draft tokens behind a refused one are drawn again in the next round.
+# the draft tokens after a refused one are drawn again in the next round.
 
 CAUGHT_P = 1e-60  # exact enumeration of the bug expects about 1e-120
 
 # After 2 mostly 1, after 1 mostly 0. The draft is 2 far too often, so block
-# accepts a 2 mostly where the draft token behind it is the 1 that belongs
+# accepts a 2 mostly where the draft token after it is the 1 that belongs
 # there. The draft ignores the past: the same noise is the same draft token,
 # whatever was committed.
 POSITIONAL = Params(
@@ -234,7 +234,7 @@ def by_position(monkeypatch):
 def test_positional_draft_noise_under_block_is_caught(by_position):
   """How much is accepted depends on tokens that the next round draws again.
 
-  A refused 2 says that no 1 was drafted behind it; by then the noise of that
+  A refused 2 says that no 1 was drafted after it; by then the noise of that
   place is no longer fresh.
   """
   assert p_of("model", POSITIONAL, acceptance.block()) < CAUGHT_P

@@ -16,7 +16,7 @@ from texts import texts
 V, K, L = 6, 4, 10
 LIMITS = range(1, L + 1)
 # Every first token with every limit: an EOS falls on every place of a block,
-# before, on and behind the limit.
+# before, on and after the limit.
 ROWS = list(itertools.product(range(V), LIMITS))
 PROMPT = np.array([[start] for start, _ in ROWS])
 LIMIT = np.array([limit for _, limit in ROWS])

@@ -186,7 +186,7 @@ def _handler(files: Files):
 
 @contextlib.contextmanager
 def bucket(monkeypatch):
-  """Puts the store behind gs://, of any bucket; yields its Files."""
+  """Puts the store under gs://, of any bucket; yields its Files."""
   files = Files()
   monkeypatch.setattr(remote, "_has_gcsfs", lambda: True)
   monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)

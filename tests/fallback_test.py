@@ -1,4 +1,4 @@
-"""A drafter behind another: copies first, a learned drafter for the rest.
+"""A drafter after another: copies first, a learned drafter for the rest.
 
 Who drafts is scripted, so that rounds are all copied, all drafted, and mixed.
 Distributions of whole texts: conformance_test.

@@ -208,7 +208,7 @@ def prompts():
 def arguments(
   name="llama", rows=slice(None), draft=None, temperature=TEMPERATURES
 ):
-  """Of decode.start and decode.generate, behind model, drafter and rule."""
+  """Of decode.start and decode.generate, after model, drafter and rule."""
   params = Params(target(name)[1], draft)
   positional = params, prompts()[rows], LENGTHS[rows], jax.random.key(0)
   temperature = jnp.asarray(temperature[rows])

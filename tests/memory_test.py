@@ -25,7 +25,7 @@ from cache_copies import (
 )
 from specdec import beam, decode
 
-# check_drafter looks at more, at batch 32: exits, skips, sparse behind copies.
+# check_drafter looks at more, at batch 32: exits, skips, sparse after copies.
 DUE = {("lookup", 1), ("model", 1), ("model, chains", 4)}
 DUE |= {("model, adaptive", 4), ("early exit, dynamic", 4)}
 

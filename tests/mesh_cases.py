@@ -90,9 +90,9 @@ HEAD_SHAPES = {
   "chain": draft_shape.chain(3),
   "tree": STATIC,
   "dynamic": DYNAMIC,
-  "copies": draft_shape.chain(2),  # behind a lookup
+  "copies": draft_shape.chain(2),  # after a lookup
 }
-COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
+COPIED = 4  # draft tokens of a lookup, more than the head after it drafts
 HEAD_KINDS = (*learned_kinds.KINDS, "peagle", "dflash2", "dspark")
 HEADS = [
   f"{kind} {shape}"

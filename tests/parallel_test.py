@@ -74,7 +74,7 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text():
     return drafter.propose(params, state.draft_state, context)[0]
 
   drafted = propose(draft, state)
-  # Tokens behind the root are masks to it, whatever they are.
+  # Tokens after the root are masks to it, whatever they are.
   lines = np.zeros((BATCH, L + K), np.int32)
   for row, length in enumerate(np.asarray(state.length)):
     lines[row, :length] = state.tokens[row, :length]
@@ -153,7 +153,7 @@ def masks_without_streams(patch):
 
 
 def a_position_too_far(patch):
-  """Masks that stand a position further behind the pending token."""
+  """Masks that stand a position further after the pending token."""
   honest = attention.view
 
   def view(length, parents, first, count, *rest):

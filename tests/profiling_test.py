@@ -1,4 +1,4 @@
-"""Traces: of five steps of a training run, behind those that compile."""
+"""Traces: of five steps of a training run, after those that compile."""
 
 import contextlib
 

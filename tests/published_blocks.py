@@ -287,7 +287,7 @@ def convolved(w, name, x, sublayer):
 
 
 def choose(w, logits, hidden, token):
-  """Scores of the likeliest tokens behind another; no other has any."""
+  """Scores of the likeliest tokens after another; no other has any."""
   first, second, narrow = (
     w[f"candidate_selector.{name}"]
     for name in (
@@ -303,7 +303,7 @@ def choose(w, logits, hidden, token):
 
 
 def slots(w, embed, token, streams, sees):
-  """[S, d] hidden states of the block behind an anchor.
+  """[S, d] hidden states of the block after an anchor.
 
   Args:
     token: the anchor.
@@ -328,7 +328,7 @@ def sigmoid(x):
 
 
 def gru(w, x, state):
-  """torch.nn.GRU without biases: the state behind one more input."""
+  """torch.nn.GRU without biases: the state after one more input."""
   reset, update, new = np.split(w["prefix_gru.weight_ih_l0"] @ x, 3)
   past = np.split(w["prefix_gru.weight_hh_l0"] @ state, 3)
   reset, update = sigmoid(reset + past[0]), sigmoid(update + past[1])
@@ -340,7 +340,7 @@ def drafted(manifest, w, target, tokens, streams, anchor):
   """[K, n] logits of the slots that draft, and [K] of confidence or None.
 
   Args:
-    tokens: [T], the anchor's and those that are drafted behind it given.
+    tokens: [T], the anchor's and those that are drafted after it given.
   """
   config, _, sees = manifest
   in_place = config["architectures"][0].startswith("DFlash")

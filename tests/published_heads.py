@@ -130,7 +130,7 @@ def peagle(w, target, mask, tokens, streams, root, levels, **options):
 
   Args:
     mask: token that stands for those that are not drawn yet.
-    tokens: [T]; none behind `root` is read.
+    tokens: [T]; none after `root` is read.
     streams: the target's, each [T, d].
     options: of Eagle3, whose first layer it has; the others are ordinary ones.
   """

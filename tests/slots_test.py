@@ -318,7 +318,7 @@ def test_many_refills_are_one_trace():
 
 
 def arriving(numbers, count, **options):
-  """Inputs of R rows for these prompts, and nothing in those behind."""
+  """Inputs of R rows for these prompts, and nothing in those after."""
   some = [prompts(V)[i] for i in numbers] + [[0]] * (count - len(numbers))
   tokens = np.zeros((count, SIZE), np.int32)
   for i, ids in enumerate(some):

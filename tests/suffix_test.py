@@ -134,7 +134,7 @@ def test_what_is_no_index_is_refused(make, monkeypatch):
 
 
 def draft_of(drafter, text, params=TABLES, size=24):
-  """(tokens, parents) of the draft behind one text, nodes in use."""
+  """(tokens, parents) of the draft after one text, nodes in use."""
   tokens = np.zeros((1, size), np.int32)
   tokens[0, : len(text)] = text
   state = decode.start(

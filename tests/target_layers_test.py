@@ -203,7 +203,7 @@ def test_what_is_skipped_does_not_run(skip):
 
 def test_a_row_stops_at_its_first_unlikely_token_and_keeps_it():
   """Whatever the temperature, by the draft's distribution before any warp; it
-  hands over the one after, of the kept sublayers behind the target's KV."""
+  hands over the one after, of the kept sublayers after the target's KV."""
   model, params = target()
   k = 4
   drafter = skipper(k=k, threshold=UNSURE)

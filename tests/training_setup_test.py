@@ -297,7 +297,7 @@ def test_published_blocks(kind, slots, gamma):
   assert loss.decay == pytest.approx(decay, abs=5e-5)
   assert loss.block.base_steps == (50_000 if kind == "domino" else 0)
   assert setup.options.steps == 50_000
-  # Streams that leave layers 1 to L - 3, which enter the ones behind them.
+  # Streams that leave layers 1 to L - 3, which enter the ones after them.
   leaving = np.linspace(1, 32 - 3, 5).round().astype(int)
   assert config.features == tuple(leaving + 1)
   assert config.rope_scaling == presets.get("llama3-8b").rope_scaling

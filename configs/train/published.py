@@ -135,7 +135,7 @@ KINDS = {
     ),
   ),
   # github.com/sgl-project/SpecForge, scripts/train_mtp.py, its defaults: one
-  # layer behind a frozen target with the target's head, 6e-4, the first 4 % of
+  # layer after a frozen target with the target's head, 6e-4, the first 4 % of
   # the steps warmup, clipped at 1, one sequence a GPU of at most 3072 tokens,
   # six epochs; rotary embeddings are the target's. One level, as in DeepSeek-V3
   # (arXiv:2412.19437, section 4.2).
@@ -256,8 +256,8 @@ KINDS = {
     ),
   ),
   # P-EAGLE, arXiv:2602.01469, by SpecForge, examples/configs:
-  # qwen3-8b-peagle-disaggregated.yaml: four layers behind EAGLE-3's streams,
-  # five levels, of which the next has slots behind 0.8 of the roots, 0.2 at
+  # qwen3-8b-peagle-disaggregated.yaml: four layers after EAGLE-3's streams,
+  # five levels, of which the next has slots after 0.8 of the roots, 0.2 at
   # least; the loss is a mean over slots, there only of those whose likeliest
   # token can be drafted; 1e-4, a cosine after 0.25 % of the steps, clipped at
   # 1, one GPU x 1 sequence of at most 4096 tokens, twenty epochs. The paper
@@ -289,7 +289,7 @@ KINDS = {
   # PARD, arXiv:2504.18583, by github.com/AMD-AGI/PARD,
   # config/train/example_llama3.yaml and pard/pard_train.py: a draft learns to
   # predict eight tokens of the text in one pass; the next level has slots
-  # behind 0.7 of the last one's rounds, 0.2 at least; 1e-5 throughout, 4
+  # after 0.7 of the last one's rounds, 0.2 at least; 1e-5 throughout, 4
   # sequences a GPU twice in a step, of at most 512 tokens, four epochs. How
   # many GPUs is not said: eight. The file has Llama's template and a Qwen;
   # Llama's draft is that of amd/PARD-Llama-3.2-1B in README.md there.

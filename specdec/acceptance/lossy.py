@@ -161,7 +161,7 @@ def fly(
     native = strict.accept_prob(draft, target_log_probs)
     native = jnp.where(used & (node > 0), native, 0.0)
     agree = jnp.ones(num_nodes)  # the next `window` nodes are accepted
-    # A node has no more than num_nodes - 1 others behind it.
+    # A node has no more than num_nodes - 1 others after it.
     for step in range(1, min(window, num_nodes) + 1):
       agree *= jnp.concatenate([native[step:], jnp.zeros(step)])
     likely = prob_of_tokens(draft, target_log_probs) > 0
@@ -187,7 +187,7 @@ def fly(
     _, ends = jax.lax.fori_loop(
       0, num_nodes, visit, (reach, jnp.zeros(num_nodes))
     )
-    # The last node that is accepted, given that none behind it is.
+    # The last node that is accepted, given that none after it is.
     up_to = jnp.cumsum(ends)
     return jnp.where(up_to > 0, ends / jnp.where(up_to > 0, up_to, 1.0), 0.0)
 

@@ -93,7 +93,7 @@ def _follow_chosen(draft: Draft, target_log_probs: Array, wanted: Array):
   """Follows the chosen chain.
 
   Returns:
-    [N] each node's probability of being accepted once those behind it on the
+    [N] each node's probability of being accepted once those after it on the
     chain were refused, 0 off the chain, and [V] what follows node `wanted`.
   """
   num_nodes, vocab_size = target_log_probs.shape

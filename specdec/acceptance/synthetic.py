@@ -25,7 +25,7 @@ def rates_of_length(length: float) -> tuple[float, ...]:
 
   The schedule is vLLM's (synthetic_acceptance_length), of least variance: with
   n = floor(length - 1), tokens 1 to n are accepted, token n + 1 with what is
-  left of length - 1, and none behind it. vLLM's rates are unconditional, u_d
+  left of length - 1, and none after it. vLLM's rates are unconditional, u_d
   that the first d tokens are accepted; ours are u_d / u_(d-1), which differ
   from them nowhere but where both are 0.
 

@@ -50,7 +50,7 @@ class Decoder:
   begins with `start_token`. With `places` it runs on a mesh; target and drafter
   were built for them.
   Programs are compiled when first needed and kept. Without `runs_prompts` it
-  begins behind positions of which the cache holds nothing: for the time that
+  begins after positions of which the cache holds nothing: for the time that
   rounds take at long contexts, and for drafters without a state.
   """
 
@@ -321,7 +321,7 @@ class Decoder:
     )
 
   def _push(self, state: DecodeState, lengths: list[int], push):
-    """Hands on what is new behind these lengths, and stops rows."""
+    """Hands on what is new after these lengths, and stops rows."""
     ends = multihost.whole(state.length)
     names = "tokens", "origin", "log_probs", "draft_log_probs"
     columns = [multihost.whole(getattr(state, name)) for name in names]

@@ -142,7 +142,7 @@ def _time_passes(
   rows: Sequence[Sequence[int]],
   repeats: int,
 ) -> dict[str, tuple[tuple[int, float], ...]]:
-  """Times passes over PASSES behind the first prompt, in turns."""
+  """Times passes over PASSES after the first prompt, in turns."""
   context = list(rows[0])
   place = len(context), baseline.max_length
   timers = {

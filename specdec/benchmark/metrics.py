@@ -3,7 +3,7 @@
 All are sums over rounds divided by sums over rounds, never means of ratios.
 What is emitted or accepted is counted after trimming at an EOS or the length
 limit, alike in autoregressive decoding and in speculation. What was drafted
-behind it was verified, so it counts as drafted and wasted, but it says nothing
+after it was verified, so it counts as drafted and wasted, but it says nothing
 about acceptance by position. Standard errors are of a ratio whose sampling unit
 is one text (rounds of one text resemble each other), by linearisation; one text
 has none.
@@ -36,7 +36,7 @@ class Estimate:
 
     Args:
       form: a format of floats, by default '.2f', perhaps with a space and a
-        unit behind it: '.2f x' writes '1.23 ± 0.04 x', '.0%' '87 ± 2 %'.
+        unit after it: '.2f x' writes '1.23 ± 0.04 x', '.0%' '87 ± 2 %'.
     """
     if self.value is None:
       return "-"
@@ -95,7 +95,7 @@ class SpeculativeDecoding:
   They are those of `metrics.speculative_decoding` in a response of vLLM (its
   acceptance_metrics.md), summed over texts. Of one decode our numbers differ:
 
-  * we count what is committed: tokens accepted behind an EOS or the length
+  * we count what is committed: tokens accepted after an EOS or the length
     limit are not, and vLLM counts them before it trims;
   * a round without a draft is none of these steps, and is one of ours;
   * a draft is a tree: all its nodes are draft tokens, those of one path can be

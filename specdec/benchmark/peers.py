@@ -31,7 +31,7 @@ class Engine(Protocol):
 
   def step(self, ids: Sequence[int]) -> int:
     """Reads further tokens in one pass, with logits at each of them, and
-    returns the likeliest token behind the last."""
+    returns the likeliest token after the last."""
 
   def rewind(self, length: int) -> None:
     """Forgets all but the first `length` tokens."""

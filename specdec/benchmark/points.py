@@ -32,7 +32,7 @@ def time_passes(
   repeats: int,
   slots: Sequence[int] = (),
 ) -> list[dict]:
-  """Times passes of so many tokens a row behind a context: T(n).
+  """Times passes of so many tokens a row after a context: T(n).
 
   They are timed in turns, and between them the memory's bandwidth.
 
@@ -99,7 +99,7 @@ def measure(
     repeats: timings of each, at least.
     profile: folder for a trace of one decoding each way.
     progress: called after each batch.
-    runs_prompts: False: begins behind positions that hold nothing.
+    runs_prompts: False: begins after positions that hold nothing.
   """
   batches, ways = prompts.batches, {}
   for length, setup in named:
@@ -174,7 +174,7 @@ def measure_all(
   """Times passes and decoding of every batch size, as entries of a document.
 
   Args:
-    setup: prompt_size is the context behind which passes are timed.
+    setup: prompt_size is the context after which passes are timed.
     prompts, setups: by batch size; setups of that size as `measure` has them.
   """
   timed, entries, context = [], [], setup.prompt_size

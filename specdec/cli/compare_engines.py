@@ -23,7 +23,7 @@ repeat. The columns of the table:
   x baseline     geometric mean of quotients by autoregressive decoding here
   same text      texts that are those of autoregressive decoding here
   T(8) / T(1)    a pass of eight tokens, with logits at each, over one of one;
-                 behind the first prompt
+                 after the first prompt
 
 A busy machine slows engines down in different ways: one that waits for all its
 threads after each product loses most. Look at the load in the results.

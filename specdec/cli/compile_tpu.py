@@ -80,7 +80,7 @@ def compile_tpu(options: app.Options) -> None:
   lowered, plan = abstract.steps(*parts), abstract.plan(*parts)
   estimates = abstract.estimates(*parts, chip)
   terminal.report(f"on each chip, of its {chip.memory / 2**30:.0f} GiB: {plan}")
-  # Rows that are behind are rare: a draft model's loop for them is not run.
+  # Rows that lag are rare: a draft model's loop for them is not run.
   blocks = abstract.loops(*parts, chip)
   counts = {"draft": blocks | {"": 0.0}} if target.drafts else {}
   compiled = []

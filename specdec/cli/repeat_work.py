@@ -6,7 +6,7 @@
 
 Every prompt is answered autoregressively; prompts and answers become a corpus,
 corpus.npz in the output folder, which --drafter='suffix(corpus=FILE)' takes.
-Then --edit is put behind each prompt, and it is decoded again with prompt
+Then --edit is put after each prompt, and it is decoded again with prompt
 lookup, with suffix decoding, and with suffix decoding over that corpus, each in
 turns with the autoregressive baseline. `all` of these prompts is a row of the
 table for each drafter.
@@ -36,7 +36,7 @@ def define(flags: app.Flags) -> None:
 
 
 def check_texts(options: app.Options) -> None:
-  """Refuses prompts that nothing can be put behind."""
+  """Refuses prompts that nothing can be put after."""
   for path in options.prompt_file:
     for prompt in prompts.scan(path)[0]:
       if prompt.text is None:

@@ -9,7 +9,7 @@
   python scripts/train.py --config=... --folder=runs/drafter \\
     --config.data=runs/answers/answers.jsonl
 
-A draft is used behind what its target wrote, so that is what it learns best
+A draft is used after what its target wrote, so that is what it learns best
 from (DistillSpec, arXiv:2310.08461). Autoregressive decoding, at --temperature.
 
 answers: an end token ends an answer. The folder gets answers.jsonl: token_ids
@@ -17,7 +17,7 @@ of prompt and answer, how many of them are the prompt's, and the prompt's
 number. The same command goes on where it was killed. Prompts that a drafter is
 to be measured on must not be among them.
 
-prompts: a model that was tuned on conversations goes on behind the head of a
+prompts: a model that was tuned on conversations goes on after the head of a
 user's message with what a user may say (Magpie, arXiv:2406.08464): prompts of
 all the kinds that it has seen, without a file of them. Messages that do not end
 within --max_new_tokens, that are shorter than --shortest characters, or that

@@ -162,6 +162,6 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
 
 
 def _to(size: int, x: Array) -> Array:
-  """[B, N, ...] with nodes out of use behind, up to `size`."""
+  """[B, N, ...] with nodes out of use after, up to `size`."""
   gap = ((0, 0), (0, size - x.shape[1]), *((0, 0),) * (x.ndim - 2))
   return jnp.pad(x, gap)

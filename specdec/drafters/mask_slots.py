@@ -1,9 +1,9 @@
 """Mask slots: how a drafter runs all levels of a draft in one pass.
 
 Behind the pending token, a round's root, stand masks for tokens that nobody has
-drawn yet; slot j gives the distribution of the token j + 1 behind the root. In
+drawn yet; slot j gives the distribution of the token j + 1 after the root. In
 training (PARD, arXiv:2504.18583; P-EAGLE, arXiv:2602.01469) the slots of many
-rounds stand behind one text, which with them is a tree: a slot sees the text up
+rounds stand after one text, which with them is a tree: a slot sees the text up
 to its root and the slots of its own round before it, as it will in decoding.
 """
 
@@ -61,7 +61,7 @@ class Slots(NamedTuple):
 
 
 def behind(rounds: Array, counts: Sequence[int], size: int) -> Slots:
-  """Returns the slots behind a text of `size` tokens.
+  """Returns the slots after a text of `size` tokens.
 
   Args:
     rounds: [B, R] positions of roots, R >= counts[0].

@@ -58,7 +58,7 @@ def _catch_up(
     length - window,
     chunk=min(_CATCH_UP, size),
   )
-  # A text that is shorter has only what it has, and behind it is scratch.
+  # A text that is shorter has only what it has, and after it is scratch.
   first = jnp.maximum(length - window, 0)
   last_tokens = jnp.take_along_axis(
     tokens, first[:, None] + jnp.arange(min(window, size))[None], axis=1
@@ -75,7 +75,7 @@ class _State(NamedTuple):
   """What the drafter carries from round to round."""
 
   cache: KVCache
-  slot: Array | None  # [B, N] of a tree: the slot behind the committed ones
+  slot: Array | None  # [B, N] of a tree: the slot after the committed ones
   #                     that has node n's KV, -1 for none; None: a chain
   text: token_map.DraftText | None  # committed, in the draft's tokens; None:
   #                                   they are the target's

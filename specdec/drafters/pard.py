@@ -1,9 +1,9 @@
 """A smaller model drafts all levels in one pass, from mask tokens.
 
 PARD (An et al., arXiv:2504.18583). It was taught to predict, from k - 1 mask
-tokens behind the text, the next k tokens at once. Invariant: the cache holds
+tokens after the text, the next k tokens at once. Invariant: the cache holds
 KV of committed text alone. A pass takes what the text has gained since the one
-before, and masks behind it; the masks' KV lie past the cache's length, and are
+before, and masks after it; the masks' KV lie past the cache's length, and are
 written over by the next pass.
 """
 
@@ -47,7 +47,7 @@ def pard(
     )
   shape = draft_shape.resolve(k, shape)
   depth = shape.spec.max_depth
-  # A round commits depth + 1 tokens at most; behind them are depth - 1 masks.
+  # A round commits depth + 1 tokens at most; after them are depth - 1 masks.
   size = 2 * depth
   kv.check_tokens(draft_model, size, "the draft")
 
@@ -98,7 +98,7 @@ def pard(
         f"and the target's over {context.vocab_size}; they must share one "
         "vocabulary"
       )
-    # The pending token's row, and those of the masks behind it.
+    # The pending token's row, and those of the masks after it.
     row = (length - 1 - first)[:, None] + jnp.arange(depth)[None]
     logits = jnp.take_along_axis(output.logits, row[:, :, None], axis=1)
     draft = mask_slots.draw(context, shape, logits)

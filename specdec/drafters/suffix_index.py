@@ -3,7 +3,7 @@
 Manber and Myers (1990), by prefix doubling. Suffixes are sorted by their first
 `DEPTH` tokens, so the suffixes that begin with one pattern are a contiguous
 range, and within it those that go on alike are contiguous again. Invariant: a
-separator, which is no token, stands behind each text, so that no match and no
+separator, which is no token, stands after each text, so that no match and no
 continuation crosses from one text to the next.
 """
 
@@ -18,13 +18,13 @@ from specdec.types import Array
 
 DEPTH = 128  # tokens by which suffixes are sorted: of a match and what follows
 MOST_TOKENS = 2**24  # of an index; positions and their products are int32
-_END = -1  # stands behind each text
+_END = -1  # stands after each text
 
 
 class SuffixIndex(NamedTuple):
   """Two arrays of M: 8 bytes a token. Params.draft of the suffix drafter."""
 
-  tokens: Array  # [M] int32, _END behind each text
+  tokens: Array  # [M] int32, _END after each text
   order: Array  # [M] int32: where the suffixes begin, in sorted order
 
 

@@ -29,7 +29,7 @@ def match_lengths(tokens: Array, length: Array, most: int) -> Array:
     most: tokens compared at most; each is compared by code of its own.
 
   Returns:
-    0..most; -1 at the last token itself and behind it.
+    0..most; -1 at the last token itself and after it.
   """
   position = jnp.arange(tokens.shape[0])
   matched = jnp.zeros_like(position)

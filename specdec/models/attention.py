@@ -362,7 +362,7 @@ def _by_xla(
 
 def _at_once(queries: _Queries, keys, values, sink) -> jax.Array:
   """Returns [B, KV heads, groups * T, E]: attends to all slots at once, and to
-  the paths behind them."""
+  the paths after them."""
   view = queries.view
   count = view.mask.shape[-1]
   seen = jax.tree.map(lambda x: x[:, :, :count], (keys, values))

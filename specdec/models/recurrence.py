@@ -282,7 +282,7 @@ def run(
   view: View,
   recurrence: Recurrence,
 ) -> tuple[Array, RecurrentState | None]:
-  """Runs nodes behind the committed positions, and writes them to their slots.
+  """Runs nodes after the committed positions, and writes them to their slots.
 
   Args:
     layer: of `inputs`, or None.
@@ -375,7 +375,7 @@ def _over_slots(
 def _solve(among: Array, value: Array) -> Array:
   """Solves (1 + L) u = value [..., T, D], L below the diagonal of [..., T, T].
 
-  Nodes stand behind their ancestors, so that what is not below is 0.
+  Nodes stand after their ancestors, so that what is not below is 0.
   """
   return jax.lax.linalg.triangular_solve(
     among, value, left_side=True, lower=True, unit_diagonal=True

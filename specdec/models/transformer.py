@@ -241,7 +241,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
   """Decoder layer; the residual stream bypasses disabled sublayers.
 
-  Norms lie in front of sublayers, behind them, or both.
+  Norms lie in front of sublayers, after them, or both.
   """
 
   config: TransformerConfig

@@ -133,7 +133,7 @@ def decode_answers(
   watch: Watch | None = None,
 ) -> tuple[Completed, list[Answer]]:
   """Returns a batch decoded up to stop strings, its texts cut there, and an
-  answer for each row; a painter prints row 0 as it comes, or behind its rounds,
+  answer for each row; a painter prints row 0 as it comes, or after its rounds,
   of which `watch` is told. They need a tracer."""
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 

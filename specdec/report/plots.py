@@ -199,7 +199,7 @@ def _short(name: str) -> str:
 
 def passes(entries: Sequence[dict], title: str) -> Figure:
   """Plots T(n), the time of a pass of n tokens, and its roofline, of passes of
-  scripts/bench.py behind one context."""
+  scripts/bench.py after one context."""
   curves: dict[str, list[dict]] = {}
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)

@@ -109,7 +109,7 @@ def passes(documents: Mapping, *names: str) -> str:
 
 
 def slots(documents: Mapping, *names: str) -> str:
-  """One token behind a context, in caches of several sizes."""
+  """One token after a context, in caches of several sizes."""
   rows = []
   for name in names:
     entries = documents[name]["passes"]

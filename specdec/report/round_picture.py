@@ -57,7 +57,7 @@ def draw(one: Round, ending: Token | None, spell: Spell) -> Drawing:
   """Lays out a round.
 
   Args:
-    ending: the token behind the accepted ones; None: the round was cut.
+    ending: the token after the accepted ones; None: the round was cut.
   """
   parents, path = [*map(int, one.parents)], [0, *one.path]
   kinds = [

@@ -41,7 +41,7 @@ def pard(
   """Returns the cost of a draft model that drafts from masks.
 
   Its one pass of a round takes the tokens that the round before may have
-  committed, one a level and the pending one, and the masks behind them.
+  committed, one a level and the pending one, and the masks after them.
   Arguments are those of `model`.
   """
   return dataclasses.replace(

@@ -29,7 +29,7 @@ def anchors_of(
 ) -> Array:
   """Returns the positions [B, A] at which blocks begin, A = count at most.
 
-  Every one has `levels` labels behind it.
+  Every one has `levels` labels after it.
 
   Raises:
     ValueError: a sequence is shorter than a draft.
@@ -105,7 +105,7 @@ def loss_of_output(
   context = context_of(head, net, output)
 
   def of_anchors(anchors):
-    # Entry k is drafted behind position anchor + k of the text.
+    # Entry k is drafted after position anchor + k of the text.
     goal = goals.at(anchors[:, :, None] + jnp.arange(levels)[None, None])
     labels = jnp.maximum(goal.best, 0)
     unrolled = unroll(head, net, target_weights, text, context, anchors, labels)

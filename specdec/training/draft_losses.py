@@ -226,7 +226,7 @@ def aim_of_hidden(
 
   Args:
     params: of the target.
-    hidden: [B, T, M] behind its final norm.
+    hidden: [B, T, M] after its final norm.
     place: of the head on a mesh, whose devices project a part of its tokens
       each, as they do in the head.
   """

@@ -1,7 +1,7 @@
 """Objective of a draft model that is taught to draft from mask tokens.
 
 PARD (arXiv:2504.18583): one pass over a text and the mask slots of many rounds
-behind it, which thin out level by level (rounds.py). All slots weigh the same.
+after it, which thin out level by level (rounds.py). All slots weigh the same.
 """
 
 import dataclasses

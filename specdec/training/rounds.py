@@ -22,11 +22,11 @@ def slots_of(
   seed: int,
   start: int = 0,
 ) -> Slots:
-  """Returns the slots behind the text of a batch.
+  """Returns the slots after the text of a batch.
 
   Args:
     batch: tokens [B, T + 1], and the addresses step and row [B].
-    levels: of a draft, the first one included; behind every root with slots so
+    levels: of a draft, the first one included; after every root with slots so
       many labels follow.
     start: first position that may be a root.
 

@@ -75,7 +75,7 @@ def head_of_message(tokenizer: Tokenizer | None) -> list[int]:
 def messages(
   decoder: Decoder, prefix: list[int], count: int
 ) -> Iterator[str | None]:
-  """Yields `count` texts behind a prefix; None for one that did not end."""
+  """Yields `count` texts after a prefix; None for one that did not end."""
   for first in range(0, count, decoder.batch):
     numbers = range(first, min(first + decoder.batch, count))
     completed = decoder.complete(Batch([prefix] * len(numbers), numbers))

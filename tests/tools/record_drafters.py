@@ -9,7 +9,7 @@ level j follows tokens 0 .. i + 1 + j, of which the last j are given as draft
 tokens. Of a block drafter (fixtures/block_drafters) `logits` are [A, B, V], of
 the slots of the blocks at `anchors` [A], given the text, and `confidence` is
 [A, B]. Of a P-EAGLE (fixtures/parallel_drafters) `logits` are [N, V], of the
-slots at `levels` [N] behind the tokens `roots` [N].
+slots at `levels` [N] after the tokens `roots` [N].
 Needs torch and speculators, which specdec itself does not. Verifiers are not
 read: a drafter without an embedding or a head of its own is given random ones,
 `embed` and `head`.

@@ -233,7 +233,7 @@ def features_of(
 
   Raises:
     ValueError: it is no such list, or has the target's last layer, whose output
-      some readers take before the final norm and some behind it.
+      some readers take before the final norm and some after it.
   """
   numbers = layer_ids(left, source, low, LAYER_IDS)
   if not numbers:

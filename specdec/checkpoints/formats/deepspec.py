@@ -2,7 +2,7 @@
 deepspec/modeling/dspark/qwen3).
 
 One architecture for both: all keys are at the top level, every slot predicts
-the token behind it, and layer -1 stands for the embeddings. Its DFlash is the
+the token after it, and layer -1 stands for the embeddings. Its DFlash is the
 same without a Markov and a confidence head. Its files also hold the target's
 embedding and vocabulary projection: learned.py leaves out what is a copy, and
 conversion.py writes it again.

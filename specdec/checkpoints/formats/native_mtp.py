@@ -1,6 +1,6 @@
 """MTP layers inside a model's own checkpoint, which transformers leaves out.
 
-DeepSeek-V3 and GLM-4.5 keep them behind the model's layers, Qwen3-Next below
+DeepSeek-V3 and GLM-4.5 keep them after the model's layers, Qwen3-Next below
 `mtp.`, MiMo below `model.mtp_layers.`. A block is a decoder layer of the model:
 with attention where others have a state, a mixture where first ones are dense.
 """

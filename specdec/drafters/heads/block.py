@@ -3,7 +3,7 @@
 DFlash (Chen et al., arXiv:2602.06036). Hidden states entering several of the
 target's layers are projected to one context vector for each verified token;
 every layer of the drafter makes keys and values of its own from them. A block,
-the pending token (the anchor) and masks behind it, attends to this context and
+the pending token (the anchor) and masks after it, attends to this context and
 to itself; slot by slot it gives distributions of the tokens to come. JetSpec's
 block is causal, DSpark and Domino add what follows from the tokens drawn
 (successor.py). DFlash2 (github.com/z-lab/dflash) chooses among a slot's
@@ -141,15 +141,15 @@ class BlockLayer(nn.Module):
       self.mlp_conv = Convolution(self.block.taps, self.block.group)
 
   def __call__(self, x: Array, angles, attend: Attend, slots: int):
-    y, behind = self.attention_norm(x), lambda y: y
+    y, after = self.attention_norm(x), lambda y: y
     if self.block.taps:
-      y, behind = self.attention_conv(y, slots)
+      y, after = self.attention_conv(y, slots)
     y, cached = self.attention(y, angles, attend)
-    x = x + behind(y)
+    x = x + after(y)
     y = self.mlp_norm(x)
     if self.block.taps:
-      y, behind = self.mlp_conv(y, slots)
-    return x + behind(self.mlp(y)), cached
+      y, after = self.mlp_conv(y, slots)
+    return x + after(self.mlp(y)), cached
 
 
 class Block(nn.Module):

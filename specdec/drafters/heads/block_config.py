@@ -28,7 +28,7 @@ class BlockConfig:
       github.com/z-lab/dflash); or 'none'.
     rank: of W1 and W2, of the GRU's vocabulary projection, or of the selector.
     candidates: of the selector: how many tokens a slot's distribution has.
-    taps: of grouped causal convolutions over the slots, ahead of and behind
+    taps: of grouped causal convolutions over the slots, before and after
       attention and MLP of every layer (DFlash2 has 2); 0: there are none.
     group: channels that share the part of a convolution's kernel that depends
       on the slot.
@@ -39,7 +39,7 @@ class BlockConfig:
       `causal` says of the others (z-lab's drafters of mixed layers).
     confidence: it predicts the probability that a draft token is accepted
       (DSpark), by which `draft_length.adaptive` decides how much to draft.
-    mask_token: whose embedding the slots behind the anchor begin with; -1: a
+    mask_token: whose embedding the slots after the anchor begin with; -1: a
       vector of their own.
   """
 

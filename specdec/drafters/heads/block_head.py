@@ -54,7 +54,7 @@ class BlockHead(NamedTuple):
   selection(weights, hidden [B, T, W], tokens [B, T], logits [B, T, n], offered,
       labels [B, T]) -> as successor.Selector.selection; of no other successor
   confidence(weights, hidden [B, T, W], tokens [B, T]) -> [B, T] logits of the
-    probability that the draft token behind `tokens` is accepted
+    probability that the draft token after `tokens` is accepted
   """
 
   head_config: HeadConfig

@@ -217,7 +217,7 @@ def block_view(
 
 
 def _cached(head: BlockHead, layer, view: View) -> Attend:
-  """Attention over a layer's context and the block, written behind it."""
+  """Attention over a layer's context and the block, written after it."""
   put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
 
   def attend(query, key, value):

@@ -20,9 +20,9 @@ from specdec.types import Array, ModelOutput, PyTree
 
 
 class Unrolled(NamedTuple):
-  """What blocks draft: entry k is of the token k + 1 behind the anchor."""
+  """What blocks draft: entry k is of the token k + 1 after the anchor."""
 
-  logits: Array  # [B, A, K, n] given the anchor and the text behind it
+  logits: Array  # [B, A, K, n] given the anchor and the text after it
   base: Array  # [B, A, K, n] without the successor's part
   confidence: Array | None  # [B, A, K] logits
   # Of a selector with labels: its cross-entropy, and whether they were
@@ -44,7 +44,7 @@ def unroll(
   Args:
     tokens: [B, T].
     context: `context_of` them.
-    anchors: [B, A] positions, each with K tokens behind it but for the last
+    anchors: [B, A] positions, each with K tokens after it but for the last
       one, which is not read.
     labels: [B, A, K] what a selector should choose, of what it can draft.
   """
@@ -139,7 +139,7 @@ def _packed(
     def weighted(form, weights, values):
       return einsum_float32(form, weights.astype(values.dtype), values)
 
-    # One softmax of both parts, not concatenated and divided behind the
+    # One softmax of both parts, not concatenated and divided after the
     # products: arrays as large as the scores cost main-memory traffic.
     both = (
       scores("baskgd,bktd->bkgast", keys, before),

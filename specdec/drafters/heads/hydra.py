@@ -2,7 +2,7 @@
 
 Ankner et al., arXiv:2402.05109. Head j reads the hidden state before the
 pending token, that token's embedding and the embeddings of the j draft tokens
-behind it. One vocabulary projection is shared by all heads.
+after it. One vocabulary projection is shared by all heads.
 """
 
 import jax

@@ -127,7 +127,7 @@ def drafter(
     return in_one_pass(params, state, context)
 
   def in_one_pass(params: Params, state: State, context: Context):
-    """A draft of a parallel head: the pending token, and masks behind it."""
+    """A draft of a parallel head: the pending token, and masks after it."""
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     depth = spec.max_depth
     behind = ((0, 0), (0, depth - 1))

@@ -2,7 +2,7 @@
 
 The slots of a block know nothing of each other's tokens. A successor adds what
 follows from the tokens that were drawn, so that a draft's distribution is a
-chain of conditionals: small steps behind one large pass. `step` is called once
+chain of conditionals: small steps after one large pass. `step` is called once
 for each draft token; a state, [B, T, size] or (), goes along.
 """
 
@@ -29,7 +29,7 @@ class Successor(nn.Module):
       tokens are; arrays [..., any].
     step(target_weights, state, tokens [B, T], hidden [B, T, W], offered
         [B, T, any], depth):
-      the state behind the tokens, and the logits [B, T, n] of what follows
+      the state after the tokens, and the logits [B, T, n] of what follows
       them. `hidden` and `offered` are of the slot that is drawn next, `depth`
       (from 0) the number of draft tokens up to `tokens`.
     term(the same without offered): the state, and what is added to the logits.

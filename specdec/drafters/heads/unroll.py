@@ -4,7 +4,7 @@ Training-time test (EAGLE-3, arXiv:2503.01840): level 0 reads the target's
 hidden states; level j reads those of level j - 1, one position to the left, so
 that the head is trained on its own hidden states as decoding feeds them.
 The tokens are the text's. What level j sees at position i is what decoding
-would: committed positions up to the root, i - j, and its own path behind it.
+would: committed positions up to the root, i - j, and its own path after it.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def unroll_slots(
 
   Args:
     draft_head, weights, target_weights, tokens, output: as of `unroll`.
-    slots: behind the tokens.
+    slots: after the tokens.
 
   Returns:
     Of each level [B, n, tokens it can draft]: what its slots draft. Roots
@@ -145,7 +145,7 @@ def _shifted(x: Array) -> Array:
 
 
 def _view(batch: int, size: int, level: int, start: int) -> View:
-  """Of level `level`, its KV behind those of the levels before.
+  """Of level `level`, its KV after those of the levels before.
 
   Args:
     start: position of the first token in the head's KV cache.
