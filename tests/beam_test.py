@@ -22,6 +22,7 @@ from specdec import (
 from specdec.models import transformer
 from specdec.types import NO_FAULT, TARGET_FAULT, Params, Source
 
+SLOW = pytest.mark.slow
 V, LENGTH = 23, 18
 CONFIG = dataclasses.replace(learned_kinds.TARGET, vocab_size=V, num_layers=2)
 MODEL = transformer.model(CONFIG)
@@ -121,7 +122,11 @@ def same_as_reference(beams, search, eos=(), limits=(LENGTH,) * 3):
 @pytest.mark.parametrize(
   "search, eos",
   [
-    *((beam.Search(width), (2,)) for width in range(1, 9)),
+    *((beam.Search(width), (2,)) for width in (1, 3, 8)),
+    *(
+      pytest.param(beam.Search(width), (2,), marks=SLOW)
+      for width in (2, 4, 5, 6, 7)
+    ),
     (beam.Search(7, 0.6, "never"), (2, 7)),
     (beam.Search(3), ()),
     (beam.Search(2), (2, 5)),
@@ -169,14 +174,16 @@ def drafter_of(name):
   }[name]()
 
 
-@pytest.mark.parametrize(
-  "name", ["chain", "tree", "dynamic", "exit", "lookup", "quantized"]
-)
-@pytest.mark.parametrize(
-  "search",
-  [beam.Search(1), beam.Search(3, 0.6, True), beam.Search(8, 1.5)],
-  ids=str,
-)
+def cases():
+  """Each drafter with a search, two of them with every search; more is slow."""
+  usual = beam.Search(3, 0.6, True)
+  for name in ("chain", "tree", "dynamic", "exit", "lookup", "quantized"):
+    for search in (beam.Search(1), usual, beam.Search(8, 1.5)):
+      quick = search is usual or name in ("chain", "dynamic")
+      yield pytest.param(name, search, marks=() if quick else SLOW)
+
+
+@pytest.mark.parametrize("name, search", [*cases()], ids=str)
 def test_no_drafter_changes_a_beam(name, search):
   limit = jnp.array([LENGTH, 9, 13])
   plain = found(search, eos=(2,), limit=limit)
