@@ -42,8 +42,8 @@ OPTIONS = dict(
   eval_every=400,
   save_every=400,
 )
-# In tokens. Another seed makes less than a third of it; an ablation costs more.
-MARGIN = 0.1
+# In tokens. Another seed makes less than half of it; an ablation costs more.
+MARGIN = 0.2
 
 
 class Case(NamedTuple):
@@ -143,7 +143,7 @@ def test_each_falls(tmp_path):
     print(f"{name:28}", *(f"{x:6.3f}" for x in table[name]), flush=True)
   shutil.rmtree(tmp_path / "states")
   first, second = (np.array(table[name][:3]) for name in HONEST)
-  assert np.all(np.abs(first - second) < MARGIN / 3)
+  assert np.all(np.abs(first - second) < MARGIN / 2)
   lowest = np.minimum(first, second)
   fallen = {
     name: bool(np.all(lowest - table[name][:3] > MARGIN)) for name in ABLATIONS

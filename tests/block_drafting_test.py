@@ -390,7 +390,10 @@ def test_mistakes_of_the_ablations_change_a_loss(plant, monkeypatch):
   "options, complaint",
   [
     (dict(anchors=0), "loss.block.anchors = 0; it must be >= 1"),
-    (dict(weighting="pace"), "loss.block.weighting 'pace' is unknown; known:"),
+    (
+      dict(weighting="pace"),
+      "loss.block.weighting 'pace' is unknown; known: decay, dpa",
+    ),
     (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
     (dict(base_weight=1.5), "loss.block.base_weight = 1.5; it must be in 0..1"),
     (dict(confidence_weight=-1.0), "loss.block.confidence_weight = -1.0"),

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import published_blocks as reference
 from formats_test import refused, target
-from published_blocks import FEW, LAYERS, MANIFESTS, V
+from published_blocks import FEW, LAYERS, MANIFESTS, SIZE, V
 from specdec import (
   acceptance,
   checkpoints,
@@ -664,11 +664,16 @@ def test_architectures_that_do_not_load_are_named(architecture, what, tmp_path):
       "layer 5, the",
     ),
     ("DFlash", "dflash", {"layout": "compact"}, "layout = 'compact'"),
-    ("DFlash", "dflash", {"block.window": 2}, "sliding_window = 2 and block_"),
+    (
+      "DFlash",
+      "dflash",
+      {"block": {"window": 2}},
+      "sliding_window = 2 and block_",
+    ),
     (
       "speculators dflash2",
       "speculators",
-      {"block.slots": "next"},
+      {"block": {"slots": "next"}},
       "block.slots = 'next': speculators knows block drafters with block.slots",
     ),
   ],
@@ -678,14 +683,8 @@ def test_what_readers_would_take_for_another_is_not_written(
 ):
   drafter = formats.load(write(tmp_path / "a", name), TARGET)
   head_config = drafter.stored.head_config
-  inner = {
-    name.removeprefix("block."): changes[name]
-    for name in changes
-    if name.startswith("block.")
-  }
-  changes = {x: changes[x] for x in changes if not x.startswith("block.")}
-  if inner:
-    changes["block"] = dataclasses.replace(head_config.block, **inner)
+  block = dataclasses.replace(head_config.block, **changes.get("block", {}))
+  changes = changes | {"block": block}
   head_config = dataclasses.replace(head_config, **changes)
   stored = drafter.stored._replace(head_config=head_config)
   with pytest.raises(ValueError, match=what):
@@ -728,3 +727,13 @@ def test_drafters_that_train_py_trains_are_written_and_read(tmp_path):
       folder = tmp_path / name / layout
       formats.save(folder, layout, head_config, ids, net, to, "float32")
       assert formats.load(folder, config).stored.head_config == head_config
+
+
+def test_a_cut_that_only_causal_blocks_take(tmp_path):
+  """JetSpec's block is cut to k; DFlash's is whole."""
+  causal, whole = (
+    head_of(formats.load(write(tmp_path / name, name), TARGET))
+    for name in ("JetSpec", "DFlash")
+  )
+  assert (causal.num_slots(1), whole.num_slots(1)) == (2, SIZE)
+  assert whole.head_config.num_layers == LAYERS
