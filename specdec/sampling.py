@@ -60,9 +60,13 @@ def argmax(x: jax.Array) -> jax.Array:
 
   A maximum and a minimum over indices stay parallel over a sharded vocabulary.
   """
-  index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-  best = jnp.max(x, axis=-1, keepdims=True)
-  return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
+  return _first(x == jnp.max(x, axis=-1, keepdims=True))
+
+
+def _first(matching: jax.Array) -> jax.Array:
+  """First index that matches along the last axis, the last one if none does."""
+  index = jax.lax.broadcasted_iota(jnp.int32, matching.shape, matching.ndim - 1)
+  return jnp.min(jnp.where(matching, index, matching.shape[-1] - 1), axis=-1)
 
 
 def top(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -76,11 +80,9 @@ def top(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
   def take(taken, _):
     left = jnp.where(taken, -jnp.inf, x)
-    value = jnp.max(left, axis=-1, keepdims=True)
-    matching = ~taken & (left == value)
-    place = jnp.where(matching, column, x.shape[-1] - 1)
-    place = jnp.min(place, axis=-1, keepdims=True)
-    return taken | (column == place), (place[..., 0], value[..., 0])
+    value = jnp.max(left, axis=-1)
+    place = _first(~taken & (left == value[..., None]))
+    return taken | (column == place[..., None]), (place, value)
 
   taken, turns = jnp.zeros(x.shape, bool), min(count, _UNROLLED)
   _, (places, values) = jax.lax.scan(take, taken, length=count, unroll=turns)

@@ -170,8 +170,8 @@ def train(
   except KeyboardInterrupt:
     # An update may have been under way, or what is due after one: a run that
     # goes on from there would lack it. Other processes do not stop with it.
-    is_whole = not any(x.is_deleted() for x in jax.tree.leaves(state))
-    is_whole = is_whole and int(state.step) == done
+    under_way = any(x.is_deleted() for x in jax.tree.leaves(state))
+    is_whole = not under_way and int(state.step) == done
     if jax.process_count() == 1 and is_whole and done > saved:
       _check_finite(state, checkpoints)
       checkpoints.save(state)

@@ -245,10 +245,10 @@ def features_of(
 
 
 def check_last(features: Sequence[int], target: Target, source: str) -> None:
-  """Refuses the stream that leaves the target's last layer.
+  """Refuses the output of the target's last layer.
 
   Args:
-    features: layers that the streams enter.
+    features: layers whose inputs are read; L for what leaves the last of L.
   """
   last = target.num_layers - 1
   if target.num_layers in features:

@@ -91,7 +91,7 @@ class Convolution(nn.Module):
 
   Channel c of slot s becomes the sum over taps t <= s of the channel in slot
   s - t times base[t, c] + dynamic[s, t, group of c]. The dynamic part of both
-  convolutions is one linear map of slot s ahead of the first. They begin as
+  convolutions is one linear map of slot s before the first. They begin as
   the identity, so that training begins as DFlash.
   """
 

@@ -67,17 +67,16 @@ def unroll(
   logits, confidence, selection = [], [], []
   for level in range(levels):
     before = jnp.take_along_axis(tokens, anchors + level, axis=1)
-    at_level = hidden[:, :, level], head.offer(weights, base[:, :, level])
+    slot, offered = hidden[:, :, level], head.offer(weights, base[:, :, level])
     state, given = head.step(
-      weights, target_weights, state, before, *at_level, level
+      weights, target_weights, state, before, slot, offered, level
     )
     logits.append(given)
     if config.block.successor == "selector" and labels is not None:
-      hidden_here, offered = at_level
       own = base[:, :, level], offered, labels[:, :, level]
-      selection.append(head.selection(weights, hidden_here, before, *own))
+      selection.append(head.selection(weights, slot, before, *own))
     if config.block.confidence:
-      confidence.append(head.confidence(weights, hidden[:, :, level], before))
+      confidence.append(head.confidence(weights, slot, before))
   return Unrolled(
     jnp.stack(logits, axis=2),
     base,

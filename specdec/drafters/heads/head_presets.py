@@ -29,7 +29,7 @@ def evenly_spread(num_layers: int, count: int) -> list[int]:
 
 
 def _block(target: TransformerConfig, levels: int, **options) -> dict[str, Any]:
-  """Five layers, five streams where the target has as many to read."""
+  """Five layers, five hidden states where the target has as many to read."""
   leaving = evenly_spread(target.num_layers, 5)
   block = BlockConfig(mask_token=target.vocab_size - 1, **options)
   return dict(
