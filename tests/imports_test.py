@@ -68,7 +68,7 @@ SHARED |= {
   "text_match",
   "token_map",
 }
-SHARED |= {"mask_slots", "successor", "unroll", "vocabulary"}
+SHARED |= {"mask_slots", "projection", "successor", "unroll", "vocabulary"}
 SHARED |= {
   f"block_{name}" for name in ("config", "cost", "head", "serve", "unroll")
 }

@@ -1,18 +1,38 @@
 """What a block drafter holds, and what its one pass of a round reads."""
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from specdec.drafters.heads import projection as projections
 from specdec.drafters.heads.block_head import BlockHead
-from specdec.drafters.heads.draft_head import GROUP
-from specdec.models import params
+from specdec.drafters.heads.projection import Projection, num_weights
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import WeightFormat
 from specdec.types import DrafterCost, PyTree, StepCost, Window
 
 _ENCODER = ("gather", "context_norm")  # and norms of the hidden states
+
+
+class _Weights(NamedTuple):
+  """Numbers of a block's weights by what reads them.
+
+  Tables of which a token reads a row are left out, and so are the weights of a
+  projection to the whole vocabulary, of the block's own or of its successor's.
+
+  Attributes:
+    block: what the pass of a round reads, a reduced projection included.
+    context: what the update reads: the projection of hidden states, and the
+      layers' maps to keys and values.
+    successor: what a draft token reads.
+    successor_logits: the successor's of the whole vocabulary, of which every
+      chip reads its part.
+  """
+
+  block: int
+  context: int
+  successor: int
+  successor_logits: int
 
 
 def drafter_cost(
@@ -21,77 +41,26 @@ def drafter_cost(
   """Counts a block's weights by what reads them.
 
   The pass of a round reads its layers, the map from embeddings and the
-  vocabulary projection; the update reads what makes context: the projection of
-  hidden states, and the layers' maps to keys and values; every draft token the
-  successor. Rows of the target's vocabulary projection count as the target's,
-  unless it drafts from a smaller vocabulary: then it holds a copy of them. Of
-  a whole vocabulary every chip computes its part (StepCost.split_bytes).
+  vocabulary projection; the update reads what makes context; every draft token
+  the successor. Projection says where the vocabulary projection lies.
   """
-  config = head.head_config
+  config, has_successor = head.head_config, _has_successor(head)
   net = jax.eval_shape(head.init, jax.random.key(0))
-  rows, copied, row_size = vocabulary_rows(head, target)
-  own, few = own_rows(head)
-  turns, follows = 0, config.block.successor != "none"
-  size, weight = item_size(target), weight_size(target, form)
-  row_size = weight if form and copied else row_size
-  embed = [(1, size * target.width)] if config.embed == "shared" else []
-  gru = embed if config.block.successor == "gru" else []
-  # A block reads the anchor's embedding, and the mask token's if it has one.
-  share = (1 + (config.block.mask_token >= 0)) / head.num_slots()
-  all_reduces = [(count, share * width) for count, width in embed]
-  logits = logits_of(head, spread=not follows)
-  successor = dict(net.get("successor", {}))
-  table = num_weights(successor.pop("first", {}))  # of which one row is read
-  table += num_weights(net.get("embed_table", {}))
-  rows_read = 0
-  if config.block.successor == "selector":
-    table += num_weights(successor.pop("second"))
-    turns = min(config.block.candidates, config.vocabulary or head.vocab_size)
-    rows_read = config.block.rank * (1 + turns)
-    if head.ids is None:  # of every slot: candidates, then their logits
-      all_reduces += [(2 * turns, 4), (1, 4 * turns)]
-  level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
-  encoder = num_weights(
-    [x for name, x in net.items() if name in _ENCODER or "stream" in name]
-  )
-  held = num_weights(net) - table - level - encoder - own
-  scored = 0  # weights of a successor that give logits, as `own` do
-  if head.ids is None:
-    scored = num_weights([successor.get(x, {}) for x in ("second", "wide")])
-  level += rows_read - scored
-  stored = encoder + sum(
-    num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
-    for i in range(config.num_layers)
-  )
-  kv = 2 * config.num_kv_heads * config.head_dim  # of a layer
-  scores = 2 * config.num_heads * config.head_dim
-  windows = [config.block.attention(i)[0] for i in range(config.num_layers)]
-  num_full = windows.count(None)
-  hidden = 1 + len(config.features)
+  projection = projections.of(head, target, form)
+  weights = _weights(head, net, projection)
+  size = projections.item_size(target)
+  kv_size = 2 * config.num_kv_heads * config.head_dim  # of a layer
+  hidden_size = (1 + len(config.features)) * target.width
+  own_size = projection.own_size
   return DrafterCost(
-    weight_bytes=weight * num_weights(net) + row_size * copied,
-    position_bytes=size * kv * config.num_layers,
-    hidden_bytes=size * hidden * target.width,
-    step=StepCost(
-      bytes=weight * held + row_size * copied,
-      flops=2 * (held - few),
-      projected_flops=2 * (few + copied),
-      split_bytes=weight * own,
-      split_flops=2 * own,
-      target_bytes=row_size * (rows - copied),
-      target_flops=2 * (rows - copied),
-      position_bytes=size * kv * num_full,
-      position_flops=2 * scores * num_full,
-      windows=tuple((Window(x), size * kv, 2 * scores) for x in windows if x),
-      layers=config.num_layers,
-      all_reduces=tuple(all_reduces),
-      # Every candidate is a search through all logits of a slot.
-      **{name: (1 + turns) * count for name, count in logits.items()},
-    ),
+    weight_bytes=own_size * num_weights(net) + projection.copied_bytes,
+    position_bytes=size * kv_size * config.num_layers,
+    hidden_bytes=size * hidden_size,
+    step=_block_pass(head, target, projection, weights),
     update=StepCost(
-      bytes=weight * stored,
-      flops=2 * stored,
-      written_bytes=size * kv * config.num_layers,
+      bytes=own_size * weights.context,
+      flops=2 * weights.context,
+      written_bytes=size * kv_size * config.num_layers,
     ),
     update_catch_up=1,  # the pending token had no context yet
     steps=1,
@@ -99,70 +68,109 @@ def drafter_cost(
     tokens=None if head.causal else head.num_slots(),
     drafts_all=head.causal,
     catch_up=config.block.offset if head.causal else 0,
-    level=None
-    if not follows
-    else StepCost(
-      bytes=weight * level,
-      flops=2 * level,
-      split_bytes=weight * scored,
-      split_flops=2 * scored,
-      all_reduces=tuple(gru),
-      **logits_of(head),
-    ),
+    level=_successor(head, target, projection, weights)
+    if has_successor
+    else None,
   )
 
 
-def item_size(target: TransformerConfig) -> int:
-  """Returns the bytes of a number of a head, which has the target's dtype: of
-  its weights, its KV and the hidden states that it keeps."""
-  return jnp.dtype(target.dtype).itemsize
+def _has_successor(head: BlockHead) -> bool:
+  return head.head_config.block.successor != "none"
 
 
-def weight_size(target: TransformerConfig, form: WeightFormat | None) -> float:
-  """Returns the bytes of a weight of a head's matrices, with its scale."""
-  if form is None:
-    return item_size(target)
-  return dataclasses.replace(form, group=form.group or GROUP).weight_size
-
-
-def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
-  """Returns how many weights of the target's vocabulary projection a DraftHead
-  or BlockHead reads, how many it holds a copy of, and the bytes of each."""
+def _candidates(head: BlockHead) -> int:
+  """Returns how many tokens of a slot a selector scores; 0 without one."""
   config = head.head_config
-  tokens = config.vocabulary or target.vocab_size
-  rows = tokens * target.width if config.head == "shared" else 0
-  copied = rows if head.ids is not None else 0
-  row_size = params.head_weight_size(target)
-  if copied and row_size < 2:  # rows of integers are copied as float32
-    row_size = 4
-  return rows, copied, row_size
+  if config.block.successor != "selector":
+    return 0
+  return min(config.block.candidates, config.vocabulary or head.vocab_size)
 
 
-def own_rows(head) -> tuple[int, int]:
-  """Returns the weights of a vocabulary projection of a head's own: if it is of
-  the target's whole vocabulary, and if it is of fewer tokens; else 0."""
-  width = head.head_config.width
-  if head.head_config.head != "own":
-    return 0, 0
-  if head.ids is None:
-    return head.vocab_size * width, 0
-  return 0, len(head.ids) * width
+def _weights(head: BlockHead, net: PyTree, projection: Projection) -> _Weights:
+  config = head.head_config
+  successor = net.get("successor", {})
+  tables = [net.get("embed_table", {}), successor.get("first", {})]
+  rows_read = scored = 0
+  if candidates := _candidates(head):
+    tables.append(successor["second"])
+    rows_read = config.block.rank * (1 + candidates)
+  elif head.ids is None:
+    scored = num_weights([successor.get(x, {}) for x in ("second", "wide")])
+  of_successor = num_weights(successor) + num_weights(
+    net.get("confidence_head", {})
+  )
+  of_successor -= num_weights(tables[1:])
+  encoder = num_weights(
+    [x for name, x in net.items() if name in _ENCODER or "stream" in name]
+  )
+  keys_values = num_weights(
+    [
+      net[f"layer_{i}"]["attention"][name]
+      for i in range(config.num_layers)
+      for name in "kv"
+    ]
+  )
+  elsewhere = num_weights(tables) + of_successor + encoder + projection.split
+  return _Weights(
+    block=num_weights(net) - elsewhere,
+    context=encoder + keys_values,
+    successor=of_successor + rows_read - scored,
+    successor_logits=scored,
+  )
 
 
-def logits_of(head, spread: bool = True) -> dict[str, int]:
-  """Returns the fields of StepCost that say how many logits a token has.
+def _block_pass(
+  head: BlockHead,
+  target: TransformerConfig,
+  projection: Projection,
+  weights: _Weights,
+) -> StepCost:
+  """Returns the pass of a round, with what a selector reads of its logits."""
+  config, candidates = head.head_config, _candidates(head)
+  size = projections.item_size(target)
+  kv_bytes = size * 2 * config.num_kv_heads * config.head_dim
+  score_flops = 2 * 2 * config.num_heads * config.head_dim
+  windows = [config.block.attention(i)[0] for i in range(config.num_layers)]
+  num_full = windows.count(None)
+  all_reduces = []
+  if config.embed == "shared":  # of the anchor, and of a mask token
+    embeddings = 1 + (config.block.mask_token >= 0)
+    embed_bytes = embeddings / head.num_slots() * size * target.width
+    all_reduces.append((1, embed_bytes))
+  if candidates and head.ids is None:  # of a slot: who they are, their logits
+    all_reduces += [(2 * candidates, 4), (1, 4 * candidates)]
+  # Every candidate is a search through all logits of a slot.
+  logits = projection.logits(spread=not _has_successor(head))
+  logits = {name: (1 + candidates) * count for name, count in logits.items()}
+  own_bytes = projection.own_size * (weights.block - projection.reduced)
+  return StepCost(
+    bytes=own_bytes + projection.whole_bytes,
+    flops=2 * (weights.block - projection.reduced),
+    **projection.step_fields(),
+    position_bytes=kv_bytes * num_full,
+    position_flops=score_flops * num_full,
+    windows=tuple((Window(x), kv_bytes, score_flops) for x in windows if x),
+    layers=config.num_layers,
+    all_reduces=tuple(all_reduces),
+    **logits,
+  )
 
-  Of fewer tokens than the target's, every chip computes all of them, and
-  gathers its part of the whole vocabulary from them if they are spread.
-  """
-  if head.ids is None:
-    return {"split_logits": head.vocab_size}
-  return {
-    "logits": len(head.ids),
-    "split_logits": head.vocab_size if spread else 0,
-  }
 
-
-def num_weights(net: PyTree) -> int:
-  """Returns a head's number of weights, the target's left out."""
-  return sum(leaf.size for leaf in jax.tree.leaves(net))
+def _successor(
+  head: BlockHead,
+  target: TransformerConfig,
+  projection: Projection,
+  weights: _Weights,
+) -> StepCost:
+  """Returns what a draft token takes after the pass of the round."""
+  config, size = head.head_config, projection.own_size
+  embeds = config.block.successor == "gru" and config.embed == "shared"
+  row = projections.item_size(target) * target.width
+  return StepCost(
+    bytes=size * weights.successor,
+    flops=2 * weights.successor,
+    split_bytes=size * weights.successor_logits,
+    split_flops=2 * weights.successor_logits,
+    all_reduces=((1, row),) if embeds else (),
+    **projection.logits(),
+  )

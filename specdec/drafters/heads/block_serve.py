@@ -16,11 +16,13 @@ from specdec import cache as kv
 from specdec import draft_shape, sharding
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_head import Attend, BlockHead
+from specdec.drafters.heads.draft_head import TargetWeights
 from specdec.models import attention
 from specdec.models.attention import View
 from specdec.types import (
   Array,
   Context,
+  Draft,
   Drafter,
   KVCache,
   Model,
@@ -33,11 +35,41 @@ from specdec.utils.constructors import cached
 _WRITE = sharding.CACHE, sharding.CACHE, ("rows",)  # axes of kv.write's
 
 
-class _Carry(NamedTuple):
-  """What drafting threads from level to level of a tree."""
+class _Block(NamedTuple):
+  """A block after its pass, from which the successor draws tokens.
 
-  level: int  # of the next call
-  state: PyTree  # the successor's, [B, nodes run so far, size]
+  D slots, a level of the draft each.
+  """
+
+  head: BlockHead
+  weights: tuple[PyTree, TargetWeights]
+  place: sharding.Placement  # of distributions
+  hidden: Array  # [B, D, W]
+  offered: PyTree  # [B, D, any], as BlockHead.offer
+
+  def begin(self) -> PyTree:
+    """Returns the successor's state before the anchor."""
+    return self.head.begin(self.weights[0], len(self.hidden), 1)
+
+  def step(self, state: PyTree, tokens: Array, level: int | Array):
+    """Returns the state after tokens [B, T], and a level's logits [B, T, V]."""
+    at_level = jax.tree.map(
+      lambda x: jnp.broadcast_to(
+        jax.lax.dynamic_slice_in_dim(x, level, 1, axis=1),
+        (*tokens.shape, x.shape[-1]),
+      ),
+      (self.hidden, self.offered),
+    )
+    head = self.head
+    state, logits = head.step(*self.weights, state, tokens, *at_level, level)
+    logits = draft_heads.spread(head, logits)
+    return state, self.place(logits, "rows", None, "vocab")
+
+  def confidence(self, token: Array, level: int | Array) -> Array:
+    """Returns [B], how likely what follows token [B, 1] is accepted."""
+    slot = jax.lax.dynamic_slice_in_dim(self.hidden, level, 1, axis=1)
+    logit = self.head.confidence(self.weights[0], slot, token)[:, 0]
+    return jax.nn.sigmoid(logit.astype(jnp.float32))
 
 
 @cached
@@ -63,27 +95,13 @@ def drafter(
     ValueError: the shape is deeper than the block.
   """
   del target  # its output is all that is read of it
-  head_config, spec = head.head_config, shape.spec
-  depth = spec.max_depth
-  head_config.check_levels(depth)
-  num_slots = head.num_slots(depth)
+  depth = shape.spec.max_depth
+  head.head_config.check_levels(depth)
   place = place or sharding.anywhere
-
-  def write(params, cache: KVCache, output: ModelOutput, first: Array):
-    """Layers with the context of an output [B, T] in slots first, ..."""
-    net = params.draft["net"]
-    encoded = head.encode(net, output)
-    positions = first[:, None] + jnp.arange(encoded.shape[1])[None]
-    put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
-    return jax.tree.map(
-      lambda buffer, new: put(buffer, new, first),
-      cache.layers,
-      head.context(net, encoded, positions),
-    )
 
   def init(params: Params, context: Context, output: ModelOutput):
     batch, size = output.features[0].shape[:2]
-    scratch = max(num_slots, max(depth, max_external_drafts) + 1)
+    scratch = max(head.num_slots(depth), max(depth, max_external_drafts) + 1)
     slots = kv.num_slots(context.tokens.shape[1] + scratch)
     cache, chunk = head.init_cache(batch, slots), min(kv.CHUNK, size)
 
@@ -94,100 +112,17 @@ def drafter(
         lambda x: jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=1), output
       )
       first = jnp.full((batch,), start, jnp.int32)
-      return write(params, cache.replace(layers=layers), piece, first)
+      return _write_context(head, params.draft["net"], layers, piece, first)
 
     layers = jax.lax.fori_loop(0, -(-size // chunk), fill, cache.layers)
     return KVCache(layers, context.length - 1)
 
-  def run_block(weights, cache: KVCache, context: Context):
-    """Hidden states [B, D, W] of the draft's slots, and the cache's layers."""
-    views = [
-      block_view(head, cache.length, num_slots, i)
-      for i in range(len(cache.layers))
-    ]
-    attends = [
-      _cached(head, layer, view)
-      for layer, view in zip(cache.layers, views, strict=True)
-    ]
-    hidden, layers = head.draft(
-      *weights, context.pending, views[0].positions[:, None], attends
-    )
-    return hidden[:, 0, :depth], layers
-
   def propose(params: Params, cache: KVCache, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), cache
-    weights = params.draft["net"], draft_heads.target_weights_of(params)
-    hidden, layers = run_block(weights, cache, context)
-    offered = head.offer(weights[0], head.logits(*weights, hidden))
-    cache = cache.replace(layers=layers)
-
-    def step(state, tokens, level):
-      """Behind tokens [B, T] of a level: the state, and logits [B, T, V]."""
-      at_level = jax.tree.map(
-        lambda x: jnp.broadcast_to(
-          jax.lax.dynamic_slice_in_dim(x, level, 1, axis=1),
-          (*tokens.shape, x.shape[-1]),
-        ),
-        (hidden, offered),
-      )
-      state, logits = head.step(*weights, state, tokens, *at_level, level)
-      logits = draft_heads.spread(head, logits)
-      return state, place(logits, "rows", None, "vocab")
-
-    start = head.begin(weights[0], len(hidden), 1)
-    if shape.loops:
-      policy = shape.policy
-      classified = policy is not None and policy.classes
-      confident = head_config.block.confidence and classified
-
-      def extend(carry, token, node):
-        state, logits = step(carry[0], token, node)
-        sure = carry[1]
-        if confident:
-          slot = jax.lax.dynamic_slice_in_dim(hidden, node, 1, axis=1)
-          sure = head.confidence(weights[0], slot, token)[:, 0]
-          sure = jax.nn.sigmoid(sure.astype(jnp.float32))
-        return (state, sure), logits[:, 0]
-
-      draft, _ = draft_shape.sample_chain(
-        context,
-        depth,
-        extend,
-        (start, jnp.zeros(len(hidden), jnp.float32)),
-        policy=policy,
-        confidence=(lambda carry: carry[1]) if confident else None,
-      )
-      return draft, cache
-
-    def run(carry, tokens, parents, first, need_logits):
-      """One level: each node goes on from its parent's state."""
-      if not need_logits:
-        return carry, None
-      if head_config.block.successor == "none":  # the slot's, for every path
-        _, logits = step((), tokens[:, :1], carry.level)
-        return carry._replace(level=carry.level + 1), logits
-      above = jnp.asarray(parents)[..., first:]
-      above = jnp.broadcast_to(above, tokens.shape)[:, :, None]
-
-      # Leaves, which were not run, have no state.
-      before = jax.tree.map(
-        lambda x: jnp.pad(x, ((0, 0), (0, first - x.shape[1]), (0, 0))),
-        carry.state,
-      )
-      state = jax.tree.map(
-        lambda x: jnp.take_along_axis(x, above, axis=1), before
-      )
-      state, logits = step(state, tokens, carry.level)
-      state = jax.tree.map(
-        lambda old, new: jnp.concatenate([old, new], axis=1), before, state
-      )
-      return _Carry(carry.level + 1, state), logits
-
-    state, logits = step(start, context.pending, 0)
-    carry = _Carry(1, state)
-    tree, _ = shape.sample_tree(context, logits[:, 0], run, carry)
-    return tree.draft, cache
+    block, cache = _run_block(head, params, place, cache, context, depth)
+    sample = _sample_chain if shape.loops else _sample_tree
+    return sample(block, shape, context), cache
 
   def update(params, cache: KVCache, context, draft, accept_result, output):
     path = accept_result.path[:, :, None]
@@ -195,15 +130,128 @@ def drafter(
       jnp.take_along_axis(x, path, axis=1) for x in output.features
     )
     accepted = output._replace(logits=None, features=features)
-    layers = write(params, cache, accepted, cache.length)
+    net = params.draft["net"]
+    layers = _write_context(head, net, cache.layers, accepted, cache.length)
     return KVCache(layers, cache.length + accept_result.num_committed)
 
-  spec = spec._replace(
+  spec = shape.spec._replace(
     features=head.features,
     max_external_drafts=max_external_drafts,
-    name=head_config.kind,
+    name=head.head_config.kind,
   )
   return Drafter(spec, init, propose, update, idle=draft_shape.idle(shape))
+
+
+def _write_context(
+  head: BlockHead, net: PyTree, layers, output: ModelOutput, first: Array
+):
+  """Returns layers of a cache with the context of an output [B, T] in slots
+  first [B], first + 1, ..."""
+  encoded = head.encode(net, output)
+  positions = first[:, None] + jnp.arange(encoded.shape[1])[None]
+  put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
+  return jax.tree.map(
+    lambda buffer, new: put(buffer, new, first),
+    layers,
+    head.context(net, encoded, positions),
+  )
+
+
+def _run_block(
+  head: BlockHead,
+  params: Params,
+  place: sharding.Placement,
+  cache: KVCache,
+  context: Context,
+  depth: int,
+) -> tuple[_Block, KVCache]:
+  """Runs the one pass of a round, for as many slots as it drafts levels."""
+  weights = params.draft["net"], draft_heads.target_weights_of(params)
+  num_slots = head.num_slots(depth)
+  views = [
+    block_view(head, cache.length, num_slots, i)
+    for i in range(len(cache.layers))
+  ]
+  attends = [
+    _cached(head, layer, view)
+    for layer, view in zip(cache.layers, views, strict=True)
+  ]
+  hidden, layers = head.draft(
+    *weights, context.pending, views[0].positions[:, None], attends
+  )
+  hidden = hidden[:, 0, :depth]
+  offered = head.offer(weights[0], head.logits(*weights, hidden))
+  block = _Block(head, weights, place, hidden, offered)
+  return block, cache.replace(layers=layers)
+
+
+def _sample_chain(
+  block: _Block, shape: draft_shape.DraftShape, context: Context
+) -> Draft:
+  """Draws a chain, as long as the shape's policy and the block's own
+  confidence, if the policy asks for it, decide."""
+  policy = shape.policy
+  confident = block.head.head_config.block.confidence and (
+    policy is not None and policy.classes
+  )
+
+  def extend(carry, token, node):
+    state, confidence = carry
+    state, logits = block.step(state, token, node)
+    if confident:
+      confidence = block.confidence(token, node)
+    return (state, confidence), logits[:, 0]
+
+  draft, _ = draft_shape.sample_chain(
+    context,
+    shape.spec.max_depth,
+    extend,
+    (block.begin(), jnp.zeros(len(block.hidden), jnp.float32)),
+    policy=policy,
+    confidence=(lambda carry: carry[1]) if confident else None,
+  )
+  return draft
+
+
+class _Carry(NamedTuple):
+  """What drafting threads from level to level of a tree."""
+
+  level: int  # of the next call
+  state: PyTree  # the successor's, [B, nodes run so far, size]
+
+
+def _sample_tree(
+  block: _Block, shape: draft_shape.DraftShape, context: Context
+) -> Draft:
+  """Draws a tree; each node goes on from the state of its parent."""
+  has_successor = block.head.head_config.block.successor != "none"
+
+  def run(carry, tokens, parents, first, need_logits):
+    if not need_logits:
+      return carry, None
+    if not has_successor:  # the slot's logits, for every path
+      _, logits = block.step((), tokens[:, :1], carry.level)
+      return carry._replace(level=carry.level + 1), logits
+    above = jnp.asarray(parents)[..., first:]
+    above = jnp.broadcast_to(above, tokens.shape)[:, :, None]
+
+    # Leaves, which were not run, have no state.
+    before = jax.tree.map(
+      lambda x: jnp.pad(x, ((0, 0), (0, first - x.shape[1]), (0, 0))),
+      carry.state,
+    )
+    state = jax.tree.map(
+      lambda x: jnp.take_along_axis(x, above, axis=1), before
+    )
+    state, logits = block.step(state, tokens, carry.level)
+    state = jax.tree.map(
+      lambda old, new: jnp.concatenate([old, new], axis=1), before, state
+    )
+    return _Carry(carry.level + 1, state), logits
+
+  state, logits = block.step(block.begin(), context.pending, 0)
+  tree, _ = shape.sample_tree(context, logits[:, 0], run, _Carry(1, state))
+  return tree.draft
 
 
 def block_view(

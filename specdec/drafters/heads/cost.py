@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.drafters.heads import block_cost
-from specdec.drafters.heads.block_cost import num_weights
+from specdec.drafters.heads import projection as projections
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
 from specdec.drafters.heads.head_kinds import KINDS
+from specdec.drafters.heads.projection import num_weights
 from specdec.models import attention
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import WeightFormat
@@ -24,10 +25,8 @@ def drafter_cost(
 ) -> DrafterCost:
   """Counts what a head holds and what its step reads; see block_cost of blocks.
 
-  Rows of the target's vocabulary projection count as the target's, unless the
-  head drafts from a smaller vocabulary: then it holds a copy of its rows. Of
-  heads that read other weights at every level (Medusa, Hydra) the second level
-  stands for all.
+  Projection says where the vocabulary projection lies. Of heads that read other
+  weights at every level (Medusa, Hydra) the second level stands for all.
 
   Args:
     form: of its matrices, if they are integers.
@@ -36,28 +35,26 @@ def drafter_cost(
   if config.block:
     return block_cost.drafter_cost(draft_head, target, form)
   net, encoded = _shapes(draft_head, target)
-  rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
-  own, few = block_cost.own_rows(draft_head)
+  projection = projections.of(draft_head, target, form)
   read, embeds = step_weights(draft_head, target)
   layers, experts = config.layers, ()
   expert = (2 + layers.gated) * layers.width * layers.mlp_width
   routed = config.num_layers * layers.num_experts * expert
-  held = read - rows - own - routed
+  body = read - projection.num_weights - routed
   kv = scores = 0
-  size, update = block_cost.item_size(target), None
-  weight_size = block_cost.weight_size(target, form)
+  size, update = projections.item_size(target), None
+  own_size = projection.own_size
   if routed:
-    of_one = weight_size * expert, 2 * expert
+    of_one = own_size * expert, 2 * expert
     chosen = layers.num_experts, layers.experts_per_token
     experts = ((*of_one, *chosen),) * config.num_layers
-  row_size = weight_size if form and copied else row_size
   all_reduces = ((1, size * target.width),) if embeds else ()
   if draft_head.has_kv_cache:
     kv = config.num_layers * layers.kv_size
     scores = config.num_layers * layers.score_size
     rerun = step_weights(draft_head, target, logits=False)[0] - routed
     update = StepCost(
-      bytes=weight_size * rerun,
+      bytes=own_size * rerun,
       flops=2 * rerun,
       position_bytes=size * kv,
       position_flops=2 * scores,
@@ -67,24 +64,20 @@ def drafter_cost(
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
-    weight_bytes=weight_size * num_weights(net) + row_size * copied,
+    weight_bytes=own_size * num_weights(net) + projection.copied_bytes,
     row_bytes=size * encoded.shape[-1],
     position_bytes=size * kv,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=weight_size * held + row_size * copied,
-      flops=2 * (held - few),
-      projected_flops=2 * (few + copied),
-      split_bytes=weight_size * own,
-      split_flops=2 * own,
-      target_bytes=row_size * (rows - copied),
-      target_flops=2 * (rows - copied),
+      bytes=own_size * body + projection.whole_bytes,
+      flops=2 * body,
+      **projection.step_fields(),
       position_bytes=size * kv,
       position_flops=2 * scores,
       experts=experts,
       layers=max(1, config.num_layers),
       all_reduces=all_reduces,
-      **block_cost.logits_of(draft_head),
+      **projection.logits(),
     ),
     update=update,
     steps=1 if config.parallel else None,
