@@ -77,10 +77,12 @@ def test_rounds_by_batch_beside_the_bytes_of_their_passes():
   def run(batch, speedup):
     return {
       "batch": batch,
+      "k": 4,
       "nodes": 5,
       "context": 64,
+      "rounds": 10,
       "acceptance": {"tokens_per_pass": {"value": 3.0}},
-      "speed": {"speedup": {"value": speedup}},
+      "speed": {"tokens": 20 * batch, "speedup": {"value": speedup}},
     }
 
   def timed(batch, tokens, seconds):
@@ -88,7 +90,10 @@ def test_rounds_by_batch_beside_the_bytes_of_their_passes():
     return {"batch": batch, "tokens": tokens, "seconds": times}
 
   document = {
-    "settings": {"target": "configs/shapes/mixture"},
+    "settings": {
+      "target": "configs/shapes/mixture",
+      "acceptance": "synthetic(0.8)",
+    },
     "runs": [run(1, 0.7), run(64, 2.5)],
     "passes": [
       *(timed(1, 1, 0.01), timed(1, 5, 0.04)),
@@ -103,6 +108,10 @@ def test_rounds_by_batch_beside_the_bytes_of_their_passes():
   assert one[:3] == ["1", "4.0", "17.7"] and many[:2] == ["64", "63.0"]
   measured, priced = map(float, one[3].split(" / "))
   assert measured == 4.0 and 2 < priced < 4.4
-  assert float(one[5].split(" / ")[1]) == pytest.approx(3 / priced, abs=0.01)
+  # At the rate, whatever the rounds that were timed yielded: 2 tokens each.
+  tokens = (1 - 0.8**5) / 0.2
+  speedups = [float(x) for x in one[5].split(" / ")]
+  expected = 0.7 * tokens / 2, tokens / priced
+  assert speedups == pytest.approx(expected, abs=0.01)
   measured, priced = map(float, many[3].split(" / "))
   assert measured == 1.25 and 1 <= priced < 1.2

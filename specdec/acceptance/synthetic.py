@@ -44,6 +44,21 @@ def rates_of_length(length: float) -> tuple[float, ...]:
   return (1.0,) * whole + (length - 1 - whole, 0.0)
 
 
+def prefix_acceptance(
+  k: int,
+  rates: float | Sequence[float] | None = None,
+  length: float | None = None,
+) -> list[float]:
+  """Returns P(the first d tokens of a chain are kept) of `synthetic`, d = 1..k.
+
+  Args:
+    rates, length: as of `synthetic`.
+  """
+  rates = rates_of_length(length) if rates is None else np.atleast_1d(rates)
+  place = np.minimum(np.arange(k), len(rates) - 1)
+  return np.cumprod(np.asarray(rates, float)[place]).tolist()
+
+
 @cached
 def synthetic(
   rates: float | Sequence[float] | None = None, length: float | None = None

@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from specdec.acceptance.synthetic import prefix_acceptance
 from specdec.benchmark import engine_keys
 from specdec.benchmark.engine_keys import Handed, Order, Place, Rendered
 from specdec.roofline.planning import BatchRange
@@ -23,13 +22,12 @@ def _rule(handed: Handed, warnings: list[str]) -> dict[str, Any]:
     keys["rejection_sample_method"] = "block"
   elif handed.rule == "synthetic":
     keys["rejection_sample_method"] = "synthetic"
-    length, rates = (handed.rule_arguments[x] for x in ("length", "rates"))
-    if length is not None:
+    arguments = handed.rule_arguments
+    if (length := arguments["length"]) is not None:
       keys["synthetic_acceptance_length"] = length
     else:
-      rates = np.atleast_1d(rates).astype(float)
-      place = np.minimum(np.arange(handed.k), len(rates) - 1)
-      keys["synthetic_acceptance_rates"] = np.cumprod(rates[place]).tolist()
+      rates = prefix_acceptance(handed.k, **arguments)
+      keys["synthetic_acceptance_rates"] = rates
   elif handed.rule != "rejection":
     has = "standard, block and synthetic"
     engine_keys.own_rule("vLLM", handed, warnings, has)

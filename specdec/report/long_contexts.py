@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from specdec.benchmark import abstract
-from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.setup import Setup
 from specdec.models.config import TransformerConfig
+from specdec.report import at_rate
 from specdec.report.tables import markdown
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import BYTES, Deployment, Efficiency
@@ -31,8 +31,9 @@ def _parts(
 
 
 def long_contexts(documents: Mapping, *names: str) -> str:
-  """Returns a row a context: measured / predicted speedup of each drafter, then
-  from where on one drafts faster than another, by prediction.
+  """Returns a row a context: measured / predicted speedup of each drafter at the
+  rate of synthetic acceptance, then from where on one drafts faster than
+  another, by prediction.
 
   Drafting is priced by round_cost, with the rates at which passes of one token
   read weights and KV; verification takes what a pass of its size took.
@@ -62,11 +63,12 @@ def long_contexts(documents: Mapping, *names: str) -> str:
   for place, document, seconds in zip(places, points, passes):
     context, drafter = place
     [run] = document["runs"]
-    speed, tokens = run["speed"], run["acceptance"]["tokens_per_pass"]["value"]
+    speed = run["speed"]
     baseline = speed["baseline_seconds"] / speed["baseline_tokens"]
     overhead = max(0.0, baseline - seconds[1])
     whole = drafting(drafter, context) + seconds[run["nodes"]] + overhead
-    measured = Estimate(**speed["speedup"])
+    tokens = at_rate.tokens_of(document["settings"], k)
+    measured = at_rate.speedup(run, tokens)
     cells[place] = f"{measured} / {tokens * baseline / whole:.2f}"
   drafters = list(dict.fromkeys(drafter for _, drafter in places))
   columns = {"context": "{:,}"} | {

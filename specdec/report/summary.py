@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from specdec.benchmark import sweeps
 from specdec.benchmark.metrics import Estimate
-from specdec.report import papers
+from specdec.report import at_rate, papers
 from specdec.report.result_tables import Missing, find, identities
 from specdec.report.tables import estimate, markdown, percent, speedup_of
 
@@ -92,9 +92,12 @@ def _buffers(documents: Mapping) -> str:
 
 
 def _mixture(documents: Mapping) -> str:
-  runs = documents["mixture_batches"]["runs"]
+  document = documents["mixture_batches"]
+  runs = document["runs"]
+  tokens = at_rate.tokens_of(document["settings"], runs[0]["k"])
   return "; ".join(
-    f"batch {run['batch']}: {_SPEEDUP(run)} times" for run in runs
+    f"batch {run['batch']}: {at_rate.speedup(run, tokens)} times"
+    for run in runs
   )
 
 
@@ -281,13 +284,20 @@ def _identity(documents: Mapping) -> str:
 
 
 def _tpu(documents: Mapping) -> str:
+  big = [
+    f"{name}_{chip}"
+    for name in ("70b", "mixture", "hybrid")
+    for chip in ("v6e", "v5p")
+  ]
   texts = []
-  for name in ("8b", "70b_v6e", "mixture_v6e", "hybrid_v6e"):
+  for name in ("8b", *big):
     document = documents[f"tpu_{name}"]
     step = find(document["steps"], step="verify")
     moved = step["read"] + step["written"]
     share = moved / document["cost_model"]["verify"]["bytes"]
-    texts.append(f"{document['settings']['target']} {share:.2f}")
+    settings = document["settings"]
+    where = f"{settings['target']} on {settings['topology']}"
+    texts.append(f"{where} {share:.2f}")
   return (
     f"bytes of verification over the cost model's: {', '.join(texts)}; "
     "**nothing was run on a TPU**"
