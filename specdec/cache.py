@@ -5,6 +5,7 @@ overwritten. Invariant: S >= committed length + tokens of one call (at least
 2), or a write would clamp onto committed KV.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -135,7 +136,7 @@ def write(
     written = jax.lax.platform_dependent(
       buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
     )
-  return _pinned(written)
+  return pinned(written)
 
 
 def _write_all_rows(buffer, new, slot):
@@ -155,8 +156,41 @@ def _write_by_rows(buffer, new, slot):
   return buffer
 
 
-def _pinned(buffer: jax.Array) -> jax.Array:
-  """K or V in its one layout.
+def read(buffer: jax.Array, slot: jax.Array, size: int) -> jax.Array:
+  """Returns slots slot[b] .. slot[b] + size - 1: [B, heads, size, dim]."""
+  if buffer.shape[0] > _MANY:
+    return _read_all_rows(buffer, slot, size)
+  return jax.lax.platform_dependent(
+    buffer,
+    slot,
+    tpu=functools.partial(_read_by_rows, size=size),
+    default=functools.partial(_read_all_rows, size=size),
+  )
+
+
+def _read_all_rows(buffer, slot, size):
+  return jax.vmap(
+    lambda b, s: jax.lax.dynamic_slice_in_dim(b, s, size, axis=1)
+  )(buffer, slot)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _read_by_rows(buffer, slot, size):
+  """On a TPU a gather over slots wants them outermost, and copies the cache."""
+  return jnp.concatenate(
+    [
+      jax.lax.dynamic_slice(
+        buffer,
+        (row, 0, slot[row], 0),
+        (1, buffer.shape[1], size, buffer.shape[3]),
+      )
+      for row in range(buffer.shape[0])
+    ]
+  )
+
+
+def pinned(buffer: jax.Array) -> jax.Array:
+  """Keeps K or V [B, heads, S, dim], or another buffer, in its one layout.
 
   Where passes of unlike width choose their own, a TPU copies the cache from one
   to the other every round. Heads narrower than its tile would be padded to it:
@@ -164,9 +198,9 @@ def _pinned(buffer: jax.Array) -> jax.Array:
   """
 
   def in_rows(buffer):
-    return with_layout_constraint(buffer, _ROWS)
+    return with_layout_constraint(buffer, Layout(tuple(range(buffer.ndim))))
 
-  if buffer.shape[-1] % _LANES == 0:
+  if buffer.ndim != 4 or buffer.shape[-1] % _LANES == 0:
     return in_rows(buffer)
   return jax.lax.platform_dependent(
     buffer,
@@ -195,13 +229,7 @@ def commit(
     source = cache.length[:, None] + path  # [B, D+1]
 
     def move(buffer):
-      if buffer.shape[0] > _MANY:
-        kept = _read_all(buffer, source)
-      else:
-        kept = jax.lax.platform_dependent(
-          buffer, source, tpu=_read_one_by_one, default=_read_all
-        )
-      return write(buffer, kept, cache.length)
+      return write(buffer, _read(buffer, source), cache.length)
 
     layers = tuple(
       _commit_recurrent(layer, cache.length, path)
@@ -220,7 +248,7 @@ def _commit_recurrent(
 
   def move(x, offset=0):
     source = offset + used[:, None] + path
-    return write(x, _read_all(x, source), used + offset)
+    return write(x, _read(x, source), used + offset)
 
   before = layer.inputs[0].shape[2] - layer.keys.shape[2]
   return layer.replace(
@@ -228,6 +256,15 @@ def _commit_recurrent(
     keys=move(layer.keys),
     values=move(layer.values),
     decays=move(layer.decays[..., None])[..., 0],
+  )
+
+
+def _read(buffer, source):
+  """Returns slots source [B, T] of a buffer: [B, heads, T, dim]."""
+  if buffer.shape[0] > _MANY:
+    return _read_all(buffer, source)
+  return jax.lax.platform_dependent(
+    buffer, source, tpu=_read_one_by_one, default=_read_all
   )
 
 

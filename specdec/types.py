@@ -51,8 +51,8 @@ class RecurrentState:
   state: (
     Array  # [B, heads, value dim, key dim] float32 after `folded` positions
   )
-  inputs: tuple[Array, ...]  # of the convolution, each [B, heads, K - 1 + W,
-  #                            dim]; the first K - 1 lie before `folded`
+  inputs: tuple[Array, ...]  # of the convolution, each [B, heads, P + W, dim];
+  #                            the last of the first P lie before `folded`
   keys: Array  # [B, key heads, W, key dim]
   values: Array  # [B, heads, W, value dim]: state += value key^T
   decays: Array  # [B, heads, W] logarithm of what multiplies the state

@@ -98,8 +98,10 @@ def test_nodes_of_a_tree_and_of_several_calls_are_the_recurrence(is_delta):
   def call(layer, start, stop, length, parents=None, first=0):
     seen = view(jnp.array([length]), parents, first, stop - start)
     mixed = [
-      jnp.zeros((1, h, stop - start, d)) for h, d in ((2, 8), (2, 8), (4, 7))
+      jnp.zeros((1, h, stop - start, d)) for h, d in ((2, 10), (2, 10), (4, 7))
     ]
+    size = seen.depth.shape[1]
+    [layer] = recurrence.make_room([layer], seen.length, size, config)
     _, layer = recurrence.inputs(layer, mixed, seen, config)
     nodes = (
       None if x is None else jnp.asarray(x[None, start:stop], jnp.float32)
@@ -309,20 +311,22 @@ def test_b18_conformance_finds_planted_bugs(bug, monkeypatch):
   if bug == "path":
     monkeypatch.setattr(kv, "_commit_recurrent", lambda layer, *_: layer)
   elif bug == "slots":
-    make_room = recurrence._make_room
+    make_room = recurrence.make_room
 
-    def forgetful(layer, length, *rest):
-      layer = make_room(layer, length, *rest)
-      return layer.replace(values=jnp.roll(layer.values, 1, axis=2))
+    def forgetful(*args):
+      return [
+        layer.replace(values=jnp.roll(layer.values, 1, axis=2))
+        for layer in make_room(*args)
+      ]
 
-    monkeypatch.setattr(recurrence, "_make_room", forgetful)
+    monkeypatch.setattr(recurrence, "make_room", forgetful)
   else:
     before = recurrence._before
     monkeypatch.setattr(
       recurrence,
       "_before",
-      lambda x, used, seen, kernel: before(
-        x, used, seen._replace(ancestors=None), kernel
+      lambda x, used, seen, config: before(
+        x, used, seen._replace(ancestors=None), config
       ),
     )
   target, params = built(hybrid(KINDS[0], num_nodes=NODES[bug]))

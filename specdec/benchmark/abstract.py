@@ -17,6 +17,7 @@ from specdec.benchmark.target import PRESET, Target, Weighted, source_of
 from specdec.compiled import lowering, memory_plan
 from specdec.models import attention, experts, recurrence
 from specdec.roofline.chips import Chip
+from specdec.roofline.cost import folds_of
 from specdec.roofline.round_cost import deployment_of, round_cost
 from specdec.types import NO_COST, UNKNOWN_COST, Params
 
@@ -99,15 +100,17 @@ def loops(
 ) -> dict[str, float]:
   """Returns how often loops of a target's pass run, by their names.
 
-  Attention reads the whole context. A row's slots enter the state of recurrent
-  layers once in so many tokens, a row at a time.
+  Attention reads the whole context. A row's slots enter the states of recurrent
+  layers once in so many passes, a row at a time.
   """
   context = setup.prompt_size + setup.max_new_tokens
   counts = {attention.LOOP: -(-context // attention.BLOCK)}
   config, ways = target.checkpoint.config, target.places.target.ways
   rows = setup.batch / ways("rows")
   if config.recurrence:
-    counts[recurrence.LOOP] = rows / config.recurrence.folded_at_once
+    tokens = drafter.drafter.spec.max_nodes
+    folds = folds_of(config.recurrence.slack, tokens, _committed(drafter))
+    counts[recurrence.LOOP] = rows * folds
   if config.num_experts:
     deployment = deployments.target_deployment(setup, target, chip)
     tokens = rows * drafter.drafter.spec.max_nodes
@@ -116,6 +119,12 @@ def loops(
     touched = deployment.experts_touched(*chosen, tokens)
     counts[experts.LOOP] = touched / ways("experts")
   return counts
+
+
+def _committed(drafter: Weighted) -> int:
+  """Returns the tokens a round commits at most, as round_cost counts them."""
+  cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
+  return 1 if cost.shares_target else 1 + spec.max_depth
 
 
 def estimates(
@@ -133,7 +142,8 @@ def estimates(
   # Verification goes on where an early exit ends, if nodes keep their order.
   start = cost.exit_layer if spec.parents is not None else 0
   verifier = dataclasses.replace(deployment, start=start)
-  costs = {"verify": verifier.cost(where[0], spec.max_nodes, where[1])}
+  nodes, committed = spec.max_nodes, _committed(drafter)
+  costs = {"verify": verifier.cost(where[0], nodes, where[1], committed)}
   parents = setup.make_shape().spec.parents
   if cost.step is not None and parents is not None:
     draft = deployment_of(deployment, cost)

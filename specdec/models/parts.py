@@ -5,6 +5,7 @@ import dataclasses
 from specdec.models.checks import check_counts, check_positive
 from specdec.utils.spelling import check_choice
 
+_TILE = 8  # rows of 32 bits
 GATED_DELTA, MAMBA2 = RECURRENCES = "gated_delta", "mamba2"
 
 
@@ -69,14 +70,18 @@ class Recurrence:
     Args:
       dtype: of activations.
     """
-    values, keys = self.slot_bytes(dtype)
-    # The convolution's inputs before the first slot.
-    before = (4 if dtype == "float32" else 2) * (self.kernel - 1)
-    values = self.num_slots * values + before * self.num_heads * self.value_dim
-    keys = (
-      self.num_slots * keys + 2 * before * self.num_key_heads * self.key_dim
-    )
-    return 4 * self.state_size + values, keys
+    inputs, key_inputs = self.input_bytes(dtype)
+    values = 4 * self.num_slots * self.num_heads * (self.value_dim + 1)
+    keys = 4 * self.num_slots * self.num_key_heads * self.key_dim
+    return 4 * self.state_size + values + inputs, keys + key_inputs
+
+  def input_bytes(self, dtype: str) -> tuple[int, int]:
+    """Returns those bytes of `row_bytes` that are inputs of the convolution, of
+    which a pass reads few."""
+    size = 4 if dtype == "float32" else 2
+    size *= self.num_before + self.num_slots
+    keys = 2 * self.num_key_heads * self.key_dim
+    return size * self.num_heads * self.value_dim, size * keys
 
   def slot_bytes(self, dtype: str) -> tuple[int, int]:
     """Returns bytes of a position's slot in one layer: of all heads, and of all
@@ -87,14 +92,28 @@ class Recurrence:
     return self.num_heads * values, self.num_key_heads * keys
 
   @property
-  def folded_at_once(self) -> int:
-    """Positions that enter the state together."""
-    return max(1, self.num_nodes // 4)
+  def capacity(self) -> int:
+    """Most positions in slots, a call's nodes included."""
+    return 2 * self.num_nodes + max(1, self.num_nodes // 4)
 
   @property
   def num_slots(self) -> int:
-    """Positions that are kept until they enter the state."""
-    return 2 * self.num_nodes + self.folded_at_once
+    """Slots, in whole tiles of a TPU: others would have another layout where a
+    program begins."""
+    return -(-self.capacity // _TILE) * _TILE
+
+  @property
+  def num_before(self) -> int:
+    """Inputs of the convolution ahead of the first slot's, of which the last
+    are the kernel's; with the slots' they fill tiles of 16 bits."""
+    least = self.num_slots + self.kernel - 1
+    return -(-least // (2 * _TILE)) * 2 * _TILE - self.num_slots
+
+  @property
+  def slack(self) -> int:
+    """Positions that slots gather before they enter the state, nodes of the
+    call that finds no room included: then all but num_nodes of them do."""
+    return self.capacity - self.num_nodes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,8 +47,7 @@ _QWEN2 = _QWEN | _TIED | {"qkv_bias": True}
 _QWEN2_LARGE = _QWEN | {"qkv_bias": True, "vocab_size": 152_064}
 _QWEN3 = _QWEN | {"qk_norm": True}
 _QWEN3_MOE = _QWEN3 | {"num_experts": 128, "experts_per_token": 8}
-# Three layers with the gated delta rule, then one with attention. Slots for 32
-# nodes: with more they would be larger than the states.
+# Three layers with the gated delta rule, then one with attention.
 _QWEN3_NEXT = _QWEN3 | {
   "rope_theta": 1e7,
   "rotary_dims": 64,
@@ -65,7 +64,6 @@ _QWEN3_NEXT = _QWEN3 | {
     num_key_heads=16,
     key_dim=128,
     value_dim=128,
-    num_nodes=32,
   ),
 }
 _GPT_OSS = {

@@ -13,12 +13,13 @@ attention without a softmax, over a few slots and a state. So nothing is undone
 and no state is kept for a node: (k, u, log a) of a token lie in a slot as keys
 and values do, a node sees its ancestors' slots, and commit moves a length. What
 u_n needs of other new nodes is a triangular system. Slots enter the state in
-`_make_room`, once there are many, and stay long enough for a draft to be rolled
+`make_room`, once there are many, and stay long enough for a draft to be rolled
 back. Invariant: the length never drops below `folded`, except to 0, which
 restarts the row.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from specdec.models.attention import view as view_of
 from specdec.models.parts import Recurrence
 from specdec.types import Array, RecurrentState
 
-LOOP = "recurrent_folds"  # name of the loop over rows in compiled programs
+LOOP = "recurrent_folds"  # name of the loop of `make_room` in compiled programs
 # A state gathers the roundings of a whole text.
 _einsum = functools.partial(jnp.einsum, precision="highest")
 
@@ -50,7 +51,7 @@ def init(recurrence: Recurrence, batch: int, dtype) -> RecurrentState:
   return RecurrentState(
     zeros(r.num_heads, r.value_dim, r.key_dim),
     tuple(
-      zeros(heads, r.kernel - 1 + slots, dim, dtype)
+      zeros(heads, r.num_before + slots, dim, dtype)
       for heads, dim in (key, key, value)
     ),
     zeros(r.num_key_heads, slots, r.key_dim),
@@ -69,7 +70,7 @@ def inputs(
   """Returns what a causal convolution of each node sees, its ancestors.
 
   Args:
-    layer: makes room for the nodes; None: there is nothing before them.
+    layer: with room for the nodes; None: there is nothing before them.
     new: [B, heads, T, dim] each.
 
   Returns:
@@ -96,36 +97,47 @@ def inputs(
         f"{recurrence.num_nodes}: take a smaller draft, or a larger "
         "num_nodes"
       )
-    layer = _emptied(layer, view.length, kernel)
+    layer = _emptied(layer, view.length, recurrence)
     parts = (
       jnp.concatenate([x, y.astype(x.dtype)], axis=2)
       for x, y in zip(layer.inputs, new)
     )
     return tuple(_windows(x, kernel) for x in parts), layer
-  layer = _make_room(layer, view.length, size, recurrence)
-  used = view.length - layer.folded
-  start = kernel - 1 + used + view.first
-  layer = layer.replace(
-    inputs=tuple(kv.write(x, y, start) for x, y in zip(layer.inputs, new))
+  start = view.length - layer.folded + recurrence.num_before
+  num_read = kernel - 1 + view.first
+  recent = [kv.read(x, start - kernel + 1, num_read) for x in layer.inputs]
+  # All is read before slots are written, so that they are in place.
+  recent, old = jax.lax.optimization_barrier((recent, layer.inputs))
+  seen = (
+    _before(jnp.concatenate([x, y.astype(x.dtype)], axis=2), view, kernel)
+    for x, y in zip(recent, new)
   )
-  return tuple(_before(x, used, view, kernel) for x in layer.inputs), layer
+  start += view.first
+  written = (kv.write(x, y, start) for x, y in zip(old, new))
+  return tuple(seen), layer.replace(inputs=tuple(written))
 
 
 def _emptied(
-  layer: RecurrentState, length: Array, kernel: int
+  layer: RecurrentState, length: Array, recurrence: Recurrence
 ) -> RecurrentState:
   """Returns the state after all committed positions, and the last inputs."""
   used = length - layer.folded
   begins = (used < 0)[:, None, None, None]
-  taken = (jnp.arange(layer.decays.shape[-1])[None] < used[:, None])[:, None]
-  values = jnp.where(taken[..., None], layer.values, 0)
-  decays = jnp.where(taken, layer.decays, 0)
-  state = _state_after(layer.state, layer.keys, values, decays)
-  last = (_slice_slots(x, used, kernel - 1) for x in layer.inputs)
+  num_last = recurrence.kernel - 1
+  start = used + recurrence.num_before - num_last
+  last = (kv.read(x, start, num_last) for x in layer.inputs)
   return layer.replace(
-    state=jnp.where(begins, 0, state),
+    state=jnp.where(begins, 0, _state_after_first(layer, used)),
     inputs=tuple(jnp.where(begins, 0, x) for x in last),
   )
+
+
+def _state_after_first(layer: RecurrentState, count: Array) -> Array:
+  """Returns the state of each row after its first count[b] slots."""
+  taken = (jnp.arange(layer.decays.shape[-1])[None] < count[:, None])[:, None]
+  values = jnp.where(taken[..., None], layer.values, 0)
+  decays = jnp.where(taken, layer.decays, 0)
+  return _state_after(layer.state, layer.keys, values, decays)
 
 
 def _state_after(
@@ -152,90 +164,103 @@ def _kept(decays: Array) -> tuple[Array, Array]:
   return jnp.exp(after), jnp.exp(total[..., :1])
 
 
-def _slice_slots(x: Array, start: Array, size: int) -> Array:
-  """Returns slots start[b] .. start[b] + size - 1 of x [B, heads, S, dim]."""
-  return jax.vmap(
-    lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
-  )(x, start)
+def make_room(
+  layers: Sequence[RecurrentState],
+  length: Array,
+  size: int,
+  recurrence: Recurrence,
+) -> list[RecurrentState]:
+  """Returns layers with room for `size` nodes after the committed positions.
 
-
-def _make_room(
-  layer: RecurrentState, length: Array, size: int, recurrence: Recurrence
-) -> RecurrentState:
-  """Moves old positions into the state, as long as `size` nodes have no room.
-
-  One row at a time, for rows fill their slots at a pace of their own. At least
-  as many positions as a call may have nodes stay in slots: so far may a drafter
-  go back.
+  Rows that have none are folded, one at a time and in all layers at once, for
+  rows fill their slots at a pace of their own.
 
   Args:
     length: [B] committed positions.
   """
-  slots, step = recurrence.num_slots, recurrence.folded_at_once
-  over = length - layer.folded + size - slots
-  begins = length < layer.folded  # with another text
-  turns = jnp.where(begins, 1, jnp.maximum(-(-over // step), 0))
 
-  def turn(_, layer):
-    begins = length < layer.folded
-    needs = begins | (length - layer.folded + size > slots)
-    row = jnp.argmax(needs)
-    return _fold(layer, step, row, begins[row])
+  def needs(layers):
+    used = (length - layer.folded for layer in layers)
+    no_room = ((x < 0) | (x + size > recurrence.capacity) for x in used)
+    return functools.reduce(jnp.logical_or, no_room)  # [B]
+
+  def turn(_, layers):
+    row = jnp.argmax(needs(layers))
+    return [_fold(_pinned(x), length[row], row, recurrence) for x in layers]
 
   with jax.named_scope(LOOP):
-    return jax.lax.fori_loop(0, jnp.sum(turns), turn, layer)
+    turns = jnp.sum(needs(layers))
+    layers = jax.lax.fori_loop(0, turns, turn, [*map(_pinned, layers)])
+  return [*map(_pinned, layers)]
+
+
+def _pinned(layer: RecurrentState) -> RecurrentState:
+  """A layer's buffers, each in its one layout (cache.pinned)."""
+  return jax.tree.map(kv.pinned, layer)
 
 
 def _fold(
-  layer: RecurrentState, count: int, row: Array, begins: Array
+  layer: RecurrentState, length: Array, row: Array, recurrence: Recurrence
 ) -> RecurrentState:
-  """Moves the first slots of a row into its state.
+  """Moves slots of a row into its state, but for the last num_nodes: so far may
+  a drafter go back. A row of another text begins anew.
 
   Args:
-    count: slots.
+    length: [] committed positions of the row.
     row: [].
-    begins: [] bool, whether the row is emptied instead.
   """
-  slots = layer.inputs, layer.keys, layer.values, layer.decays
-  state, folded, *own = jax.tree.map(
-    lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1),
-    (layer.state, layer.folded, *slots),
+  stay, most = recurrence.num_nodes, recurrence.slack
+  own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), layer)
+  used = length - own.folded  # [1]
+  begins, count = used[0] < 0, jnp.maximum(used - stay, 0)
+  state = _state_after_first(
+    own.replace(
+      keys=own.keys[:, :, :most],
+      values=own.values[:, :, :most],
+      decays=own.decays[:, :, :most],
+    ),
+    count,
   )
-  state = _state_after(state, *(x[:, :, :count] for x in own[1:]))
-  moved = jax.tree.map(lambda x: x[:, :, count:], own)
+
+  def moved(x, before=0):
+    """What stays, and nodes that ran before these, in front."""
+    more = jnp.pad(x, ((0, 0), (0, 0), (0, stay), (0, 0)))
+    return kv.read(more, count, before + 2 * stay)
+
+  new = RecurrentState(
+    state,
+    tuple(moved(x, recurrence.num_before) for x in own.inputs),
+    moved(own.keys),
+    moved(own.values),
+    moved(own.decays[..., None])[..., 0],
+    own.folded + count,
+  )
   # All is read before slots are written, so that they are in place.
   new = jax.lax.optimization_barrier(
-    jax.tree.map(
-      lambda x: jnp.where(begins, 0, x), (state, folded + count, *moved)
-    )
+    jax.tree.map(lambda x: jnp.where(begins, 0, x), new)
+  )
+  return jax.tree.map(
+    lambda x, new: jax.lax.dynamic_update_slice(
+      x, new, (row, *[0] * (x.ndim - 1))
+    ),
+    layer,
+    new,
   )
 
-  def write(x, new):
-    return jax.lax.dynamic_update_slice(x, new, (row, *[0] * (x.ndim - 1)))
 
-  state, folded, *slots = jax.tree.map(
-    write, (layer.state, layer.folded, *slots), new
-  )
-  return RecurrentState(state, *slots, folded)
-
-
-def _before(buffer: Array, used: Array, view: View, kernel: int) -> Array:
-  """Returns `inputs` of a buffer [B, heads, K - 1 + W, dim].
-
-  Args:
-    used: [B] slot, among the W, of node 0.
-  """
+def _before(recent: Array, view: View, kernel: int) -> Array:
+  """Returns `inputs` of recent ones [B, heads, K - 1 + N, dim], of the last
+  committed positions and of all nodes of the tree so far."""
   first, depth = view.first, view.depth  # [1 or B, N]
   if view.ancestors is None:
-    size = depth.shape[1] - first + kernel - 1
-    return _windows(_slice_slots(buffer, used + first, size), kernel)
+    return _windows(recent[:, :, first:], kernel)
   seen = []
   for up in reversed(range(kernel)):
     goal = depth[:, first:] - up  # of the ancestor; below 0 it is committed
     is_it = view.ancestors[:, first:] & (depth[:, None] == goal[..., None])
-    node = jnp.where(goal < 0, goal, jnp.argmax(is_it, axis=-1))
-    index = kernel - 1 + used[:, None] + node  # [B, T]
-    seen.append(jnp.take_along_axis(buffer, index[:, None, :, None], axis=2))
+    node = jnp.where(goal < 0, goal, jnp.argmax(is_it, axis=-1))  # [1 or B, T]
+    index = jnp.broadcast_to(kernel - 1 + node, (len(recent), node.shape[1]))
+    seen.append(jnp.take_along_axis(recent, index[:, None, :, None], axis=2))
   return jnp.stack(seen, axis=2)
 
 
@@ -328,46 +353,58 @@ def run(
 def _over_slots(
   layer: RecurrentState, nodes: Nodes, view: View
 ) -> tuple[Array, RecurrentState]:
-  """Runs nodes as `run` does, in one system of equations."""
+  """Runs nodes as `run` does, in one system of equations.
+
+  Slots are read as they were, and what is new beside them: so the slots stay
+  where they are and only what is new is written.
+  """
   query, key, value, decay, rate = nodes
   num_tokens, num_heads = value.shape[1:3]
-  slots = layer.decays.shape[-1]
-  used = view.length - layer.folded
-  view = view._replace(length=used, window=None)
-  keys = kv.write(layer.keys, key.swapaxes(1, 2), view.slot)
+  view = view._replace(length=view.length - layer.folded, window=None)
+  key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
   decays = kv.write(
-    layer.decays[:, :, :, None], decay.swapaxes(1, 2)[..., None], view.slot
+    layer.decays[..., None], decay.swapaxes(1, 2)[..., None], view.slot
   )[..., 0]
 
-  column = jnp.arange(slots)[None]
-  mask = view.mask_of(column[0])[:, None]  # [B, 1, T, W], the node itself too
+  column = jnp.arange(layer.decays.shape[-1])
+  mask = view.mask_of(column)[:, None]  # [B, 1, T, W], the node itself too
   on_path = jnp.where(mask, decays[:, :, None], 0)
   after, from_state = _kept(on_path)  # [B, heads, T, W] and [B, heads, T, 1]
-  factor = jnp.where(mask, after, 0)
-  pair = jnp.concatenate([query, key][: 1 if rate is None else 2], axis=1)
+  after = jnp.where(mask, after, 0)
+  place = column[None] - view.slot[:, None]  # [B, W]
+  is_new = ((place >= 0) & (place < num_tokens))[:, None, None]
+  from_slots = jnp.where(is_new, 0, after)
+  index = view.slot[:, None] + jnp.arange(num_tokens)[None]
+  among = jnp.take_along_axis(after, index[:, None, None], axis=3)
+
   # [B, heads, T or 2 T, key dim]: one product reads the state for both.
-  pair = _spread(pair.swapaxes(1, 2), num_heads)
+  pair = [query.swapaxes(1, 2), key][: 1 if rate is None else 2]
+  pair = _spread(jnp.concatenate(pair, axis=2), num_heads)
   past = _einsum("bhtk,bhvk->bhtv", pair, layer.state)
-  scores = _einsum("bhtk,bhwk->bhtw", pair, _spread(keys, num_heads))
-  value = value.swapaxes(1, 2)
+  scores = _einsum("bhtk,bhwk->bhtw", pair, _spread(layer.keys, num_heads))
+  own_scores = _einsum("bhtk,bhnk->bhtn", pair, _spread(key, num_heads))
+
+  def read(part):
+    """What queries or keys of `pair` read of state and slots."""
+    weight = from_slots * scores[:, :, part]
+    y = _einsum("bhtw,bhwv->bhtv", weight, layer.values)
+    return from_state * past[:, :, part] + y
+
+  queries, keys = slice(num_tokens), slice(num_tokens, None)
   if rate is not None:
     rate = rate.swapaxes(1, 2)[..., None]
-    weight = factor * scores[:, :, num_tokens:]
-    new = column - view.slot[:, None]  # [B, W]
-    is_new = ((new >= 0) & (new < num_tokens))[:, None, None]
-    value -= from_state * past[:, :, num_tokens:]
-    value -= _einsum(
-      "bhtw,bhwv->bhtv", jnp.where(is_new, 0, weight), layer.values
-    )
-    value *= rate
+    value = rate * (value - read(keys))
     if num_tokens > 1:
-      index = view.slot[:, None] + jnp.arange(num_tokens)[None]
-      among = jnp.take_along_axis(weight, index[:, None, None], axis=3)
-      value = _solve(rate * among, value)
-  values = kv.write(layer.values, value, view.slot)
-  y = from_state * past[:, :, :num_tokens]
-  y += _einsum("bhtw,bhwv->bhtv", factor * scores[:, :, :num_tokens], values)
-  layer = layer.replace(keys=keys, values=values, decays=decays)
+      value = _solve(rate * among * own_scores[:, :, keys], value)
+  y = read(queries)
+  y += _einsum("bhtn,bhnv->bhtv", among * own_scores[:, :, queries], value)
+  # All is read before slots are written, so that they are in place.
+  y, old = jax.lax.optimization_barrier((y, (layer.keys, layer.values)))
+  layer = layer.replace(
+    keys=kv.write(old[0], key, view.slot),
+    values=kv.write(old[1], value, view.slot),
+    decays=decays,
+  )
   # The next call may write in place, since all was read.
   return jax.lax.optimization_barrier((y.swapaxes(1, 2), layer))
 

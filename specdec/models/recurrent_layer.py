@@ -1,6 +1,6 @@
 """The recurrent sublayer of a decoder layer; its algorithm is recurrence.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from specdec.models import recurrence
 from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.linear import Linear, linear
-from specdec.models.parts import GATED_DELTA
+from specdec.models.parts import GATED_DELTA, Recurrence
 from specdec.types import PyTree, RecurrentState
 
 _KEYS, _HEADS = ("rows", None, "state_key"), ("rows", None, "state")
@@ -122,6 +122,25 @@ class Recurrent(nn.Module):
       return mapped(view.length, tree, layer, new)
 
     return run
+
+
+def make_room(
+  place: Callable[..., jax.Array],
+  layers: Sequence[RecurrentState],
+  view: View,
+  r: Recurrence,
+) -> list[RecurrentState]:
+  """Runs recurrence.make_room, by every device on its own part."""
+  size = view.depth.shape[1]
+  if not layers or size > r.num_nodes:  # a long text's nodes are not kept
+    return list(layers)
+  names = [sharding.RECURRENT] * len(layers)
+  run = place.on_each(
+    lambda length, layers: recurrence.make_room(layers, length, size, r),
+    (("rows",), names),
+    names,
+  )
+  return run(view.length, list(layers))
 
 
 class ShortConvolution(nn.Module):

@@ -36,7 +36,7 @@ from specdec.models.experts import (
 from specdec.models.latent import LatentAttention
 from specdec.models.layouts import look_up, project, unpack
 from specdec.models.linear import Linear, RMSNorm, linear, unit_rms
-from specdec.models.recurrent_layer import Recurrent
+from specdec.models.recurrent_layer import Recurrent, make_room
 from specdec.models.rotary import rope_angles, rotate
 from specdec.types import (
   CrossKV,
@@ -390,6 +390,12 @@ class Transformer(nn.Module):
     windows = c.windows or (None,) * c.num_layers
     if seen is None:
       seen = view(length, parents, first, num_tokens)
+    if cache is not None and c.recurrence:
+      recurrent = [i for i in c.recurrence.layers if start <= i < stop]
+      old = [layers[i] for i in recurrent]
+      new = make_room(self.place, old, seen, c.recurrence)
+      for i, layer in zip(recurrent, new, strict=True):
+        layers[i] = layer
     bound = "chunk" if c.chunked else "window"
     views = {w: seen._replace(**{bound: w}) for w in set(windows[start:stop])}
     if c.relative_buckets:

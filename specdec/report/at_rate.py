@@ -1,4 +1,4 @@
-"""Speedups at the rate of `synthetic` acceptance, not at what chance made of it.
+"""Speedups at the rate of `synthetic` acceptance, not at what chance made it.
 
 The few rounds of a short text accept more or less than their rate says, and two
 such texts are compared by what a round takes, not by their luck.

@@ -31,9 +31,10 @@ def _parts(
 
 
 def long_contexts(documents: Mapping, *names: str) -> str:
-  """Returns a row a context: measured / predicted speedup of each drafter at the
-  rate of synthetic acceptance, then from where on one drafts faster than
-  another, by prediction.
+  """Returns a row a context: measured / predicted speedup of each drafter, then
+  from where on one drafts faster than another, by prediction.
+
+  Speedups are at the rate of synthetic acceptance.
 
   Drafting is priced by round_cost, with the rates at which passes of one token
   read weights and KV; verification takes what a pass of its size took.

@@ -218,7 +218,7 @@ class Deployment:
     size = 0.0
     for layer, count in self.shape.counted(0, len(self.shape.layers)):
       size += count * self._position_bytes(layer, context)
-      size += count * self._state_bytes(layer)
+      size += count * self._state_bytes(layer)[0]
     return rows * size
 
   def moved_bytes(self, batch: float, positions: float) -> float:
@@ -226,10 +226,13 @@ class Deployment:
     and values, and of their slots in recurrent layers."""
     rows, size = math.ceil(batch / self.replicas), 0.0
     for layer, count in self.shape.counted(0, len(self.shape.layers)):
-      slot = layer.slot_keys / layer.key_ways(self.ways)
-      slot += self._kv_bytes(layer) + layer.slot / self.ways
-      size += count * positions * slot
+      size += count * positions * self._slot_bytes(layer)
     return rows * size
+
+  def _slot_bytes(self, layer: shapes.Layer) -> float:
+    """Returns bytes per chip that a position leaves in a layer."""
+    slot = layer.slot_keys / layer.key_ways(self.ways) + layer.slot / self.ways
+    return self._kv_bytes(layer) + slot
 
   def _position_bytes(self, layer: shapes.Layer, positions: float) -> float:
     """Returns bytes per chip of so many cached positions, and of the source's
@@ -242,10 +245,12 @@ class Deployment:
     """Returns bytes per chip of a position's keys and values."""
     return layer.kv * BYTES[self.kv_type] / layer.key_ways(self.ways)
 
-  def _state_bytes(self, layer: shapes.Layer) -> float:
-    """Returns bytes per chip that a recurrent layer keeps for a row."""
-    keys = layer.state_keys / layer.key_ways(self.ways)
-    return layer.state / self.ways + keys
+  def _state_bytes(self, layer: shapes.Layer) -> tuple[float, float]:
+    """Returns bytes per chip that a recurrent layer keeps for a row, and those
+    of them that every pass reads."""
+    key_ways = layer.key_ways(self.ways)
+    kept = layer.state / self.ways + layer.state_keys / key_ways
+    return kept, kept - layer.inputs / self.ways - layer.input_keys / key_ways
 
   def cost(
     self, batch: float, tokens: float, context: float, committed: float = 1
@@ -295,24 +300,24 @@ class Deployment:
   def _attention(self, rows, tokens, context, committed) -> list[Term]:
     """Counts KV read and written, and the FLOPs of attention.
 
-    What recurrent layers keep for a row is read in every pass, and once more
-    when slots enter the state, which is then written.
+    What recurrent layers keep for a row is read in every pass, but for inputs
+    of convolutions, and all of it read and written when slots enter the state.
     """
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       seen = layer.window.cached(context) if layer.window else context
       read += count * rows * self._position_bytes(layer, seen)
-      written += count * rows * tokens * self._kv_bytes(layer)
+      written += count * rows * tokens * self._slot_bytes(layer)
       # Scores are computed among all tokens of the pass, masked or not.
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
-      kept = count * rows * self._state_bytes(layer)
-      folds = committed * layer.fold_rate
-      read += kept * (1 + folds)
+      kept, always = (count * rows * x for x in self._state_bytes(layer))
+      folds = folds_of(layer.slack, tokens, committed)
+      read += always + kept * folds
       written += kept * folds
       # Twice a multiply-add for each value of four bytes.
-      flops += kept * tokens
+      flops += always * tokens
     return [
       Term("KV read", bytes=read, flops=flops),
       Term("KV written", bytes=written),
@@ -400,6 +405,18 @@ def experts_touched(
   return count * (1 - (1 - per_token / count) ** (tokens**correlation))
 
 
+def folds_of(slack: int, tokens: float, committed: float) -> float:
+  """Returns how often a row's slots enter the state of a recurrent layer, as a
+  share of passes of so many tokens that commit so many.
+
+  Args:
+    slack: of Recurrence; 0: they never do.
+  """
+  if not slack:
+    return 0.0
+  return committed / max(slack - tokens + committed, committed, 1.0)
+
+
 class PassBound(NamedTuple):
   """What any implementation of a pass moves and computes at least."""
 
@@ -426,7 +443,8 @@ def pass_bound(
   shape = shapes.of_config(config)
   if r := config.recurrence:
     # Of the slots a pass may need few.
-    least = {"state": 4 * r.state_size, "state_keys": 0, "fold_rate": 0.0}
+    least = {"state": 4 * r.state_size, "state_keys": 0, "slack": 0}
+    least |= {"inputs": 0, "input_keys": 0}
     layers = (x._replace(**least) if x.state else x for x in shape.layers)
     shape = dataclasses.replace(shape, layers=tuple(layers))
   deployment = Deployment(

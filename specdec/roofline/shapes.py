@@ -30,13 +30,15 @@ class Layer(NamedTuple):
   per_token: int = 0  # experts routed to per token
   source_kv: int = 0  # values of cross-attention, in the deployment's dtype
   source_score: int = 0  # score of cross-attention
-  # Bytes that a recurrent layer keeps per row, and every pass reads: states and
-  # slots of its heads, slots of its key heads (as many as kv_heads).
+  # Bytes that a recurrent layer keeps per row: states and slots of its heads,
+  # slots of its key heads (as many as kv_heads). Every pass reads them
   state: int = 0
   state_keys: int = 0
+  inputs: int = 0  # but for these, which only folds read
+  input_keys: int = 0
   slot: int = 0  # and of them those of a position's slots
   slot_keys: int = 0
-  fold_rate: float = 0.0  # times a token that a row's slots enter its state
+  slack: int = 0  # Recurrence.slack
 
   def weights_on(self, ways: int) -> float:
     """Returns the dense weights on each of the chips that split the layer."""
@@ -90,6 +92,9 @@ _SPLIT = sharding.Rules(
   query=_ALL, key=_KEYS, mlp=_ALL, experts=_ALL, state=_ALL, state_key=_KEYS
 )
 _NO_CACHE = {"kv": 0, "score": 0, "source_kv": 0, "source_score": 0}
+_NO_STATE = dict.fromkeys(
+  ("state", "state_keys", "inputs", "input_keys", "slot", "slot_keys"), 0
+)
 
 
 def of_config(
@@ -136,15 +141,18 @@ def of_config(
   if r := c.recurrence:
     state, state_keys = r.row_bytes(c.dtype)
     slot, slot_keys = r.slot_bytes(c.dtype)
+    inputs, input_keys = r.input_bytes(c.dtype)
     for i in r.layers:
       layers[i] = layers[i]._replace(
         **_NO_CACHE,
         kv_heads=r.num_key_heads,
         state=state,
         state_keys=state_keys,
+        inputs=inputs,
+        input_keys=input_keys,
         slot=slot,
         slot_keys=slot_keys,
-        fold_rate=1 / r.folded_at_once,
+        slack=r.slack,
       )
   if skip is not None:
     inside = [dense(i, "mlp/", "shared") for i in range(c.num_layers)]
@@ -183,8 +191,7 @@ def _without(
   kept = []
   for i, (layer, mlp) in enumerate(zip(layers, mlps)):
     if i in skip.attention:
-      without = _NO_CACHE | {"window": None, "state": 0, "state_keys": 0}
-      layer = layer._replace(**mlp, **without)
+      layer = layer._replace(**mlp, **_NO_CACHE, window=None, **_NO_STATE)
     if i in skip.mlp:
       rest = {name: getattr(layer, name) - size for name, size in mlp.items()}
       layer = layer._replace(**rest, expert=0, num_experts=0, per_token=0)
@@ -234,6 +241,8 @@ def scaled(shape: Shape, share: float) -> Shape:
       source_score=round(layer.source_score * by),
       state=round(layer.state * by),
       state_keys=round(layer.state_keys * by),
+      inputs=round(layer.inputs * by),
+      input_keys=round(layer.input_keys * by),
       slot=round(layer.slot * by),
       slot_keys=round(layer.slot_keys * by),
     )

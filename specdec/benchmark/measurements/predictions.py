@@ -78,12 +78,15 @@ def heads() -> Iterable[Measurement]:
 
 def slices() -> Iterable[Measurement]:
   """A dense model, a mixture and a hybrid with recurrent layers, each with a
-  drafter, compiled for eight v6e and eight v5p."""
-  eagle = "--drafter=head(preset:eagle3) --batch=1"
+  drafter, compiled for eight v6e and eight v5p; the hybrid also with rows
+  enough for its states to count."""
+  eagle = "--drafter=head(preset:eagle3)"
+  hybrid = f"qwen3-next-80b-a3b {eagle} --num_nodes=32"
   targets = {
     "70b": "llama3-70b --drafter=model(preset:llama3-1b) --batch=8",
-    "mixture": f"qwen3-30b-a3b {eagle}",
-    "hybrid": f"qwen3-next-80b-a3b {eagle}",
+    "mixture": f"qwen3-30b-a3b {eagle} --batch=1",
+    "hybrid": f"{hybrid} --batch=1",
+    "hybrid_rows": f"{hybrid} --batch=32",
   }
   for chip, shape in (("v6e", "2x4"), ("v5p", "2x2x2")):
     for name, target in targets.items():
