@@ -17,10 +17,10 @@ from specdec.utils.terminal import Painter
 HALF = math.log(0.5)
 
 
-def a_round(parents, path):
+def a_round(parents, path, cut=()):
   nodes = len(parents)
   probs = np.full(nodes, HALF)
-  return Round(np.arange(nodes), np.array(parents), probs, probs, path)
+  return Round(np.arange(nodes), np.array(parents), probs, probs, path, cut)
 
 
 def token(origin, id=9):
@@ -45,6 +45,16 @@ def test_a_chain_is_a_line_and_its_correction_beneath_the_refused_token():
   assert drawing.boxes[-1].note == "target 0.50"
   assert drawing.sentence == (
     "4 drafted, 2 accepted, one corrected: 3 tokens by one pass"
+  )
+
+
+def test_accepted_tokens_after_the_end_are_cut_not_refused():
+  one = a_round([-1, 0, 1, 2, 3], [1], [2, 3])
+  drawing = round_picture.draw(one, None, spell)
+  kinds = ["pending", "accepted", "cut", "cut", "refused"]
+  assert [box.kind for box in drawing.boxes] == kinds
+  assert drawing.sentence == (
+    "4 drafted, 1 accepted, 2 more cut where the text ends: 1 token by one pass"
   )
 
 

@@ -23,6 +23,7 @@ class Round(NamedTuple):
   draft_log_probs: np.ndarray  # [n] in the distribution that it was drawn from
   log_probs: np.ndarray  # [n] of the target, at temperature 1, unfiltered
   path: Sequence[int]  # accepted nodes whose tokens the round committed
+  cut: Sequence[int] = ()  # and those after the end of the text
 
 
 class Tracer:
@@ -49,15 +50,13 @@ class Tracer:
     parts = decoder.target, decoder.drafter, decoder.rule
     idle = decoder.drafter.idle is not None and bool(_is_idle(*parts, state))
     state, *traced = _run(*parts, decoder.params, state, self._eos, alone=idle)
-    *nodes, count, path = map(np.asarray, traced)
+    *nodes, count, path, accepted = map(np.asarray, traced)
     committed = np.asarray(state.length) - length
     for row, rounds in enumerate(self.rounds):
       if size := committed[row]:
-        kept = path[row, 1 : size + 1]
-        # Past its end a path repeats its last node.
-        kept = kept[kept > path[row, : len(kept)]]
+        kept = path[row, 1 : 1 + accepted[row]].tolist()
         fields = (x[row, : count[row]] for x in nodes)
-        rounds.append(Round(*fields, kept.tolist()))
+        rounds.append(Round(*fields, kept[:size], kept[size:]))
     return state
 
 
@@ -73,7 +72,8 @@ def _is_idle(target, drafter, rule, state):
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "alone"))
 @in_32_bits
 def _run(target, drafter, rule, params, state, eos_ids, alone):
-  """One round; returns the state, `_of_nodes`, and the path [B, D + 1]."""
+  """One round; returns the state, `_of_nodes`, the path [B, D + 1], and how
+  many of its nodes were accepted, those after the end of a text included."""
   spec = drafter.spec
   if alone:
     context = step.context_of(state, target.vocab_size, rule)
@@ -86,7 +86,9 @@ def _run(target, drafter, rule, params, state, eos_ids, alone):
   after = step.commit_step(
     target, drafter, rule, params, state, draft, output, *outcome
   )
-  return after, *_of_nodes(spec.with_tree(draft), logits), outcome[0].path
+  accepted, whole = outcome
+  nodes = _of_nodes(spec.with_tree(draft), logits)
+  return after, *nodes, accepted.path, whole.num_accepted
 
 
 def _of_nodes(draft: Draft, logits: jax.Array) -> tuple[jax.Array, ...]:

@@ -38,7 +38,7 @@ class Box(NamedTuple):
 
   x: int
   y: int
-  kind: str  # 'pending', 'accepted', 'refused', 'unread', or of _KINDS
+  kind: str  # 'pending', 'accepted', 'cut', 'refused', 'unread' or of _KINDS
   text: str
   note: str  # its probabilities
   above: tuple[int, int] | None  # corner of the box that it follows
@@ -62,7 +62,8 @@ def draw(one: Round, ending: Token | None, spell: Spell) -> Drawing:
   parents, path = [*map(int, one.parents)], [0, *one.path]
   kinds = [
     "accepted" if node in path
-    else "refused" if parents[node] in path
+    else "cut" if node in one.cut
+    else "refused" if parents[node] in [*path, *one.cut]
     else "unread"
     for node in range(len(parents))
   ]  # fmt: skip
@@ -129,7 +130,10 @@ def _sentence(one: Round, ending: Token | None) -> str:
   follows = "" if ending is None else f", {_ENDINGS[ending.origin]}"
   if not drafted:
     return f"nothing drafted: {tokens} by one pass of the target"
-  return f"{drafted} drafted, {kept} accepted{follows}: {tokens} by one pass"
+  cut = f", {len(one.cut)} more cut where the text ends" if one.cut else ""
+  return (
+    f"{drafted} drafted, {kept} accepted{follows}{cut}: {tokens} by one pass"
+  )
 
 
 def _shown(text: str) -> str:
