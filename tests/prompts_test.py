@@ -84,6 +84,24 @@ def test_speed_bench_is_read_as_it_is_downloaded(tmp_path, suffix):
       prompts.scan(path)
 
 
+def test_splits_of_speed_bench_are_groups_of_their_own(tmp_path):
+  line = json.dumps({"category": "low_entropy", "turns": ["hello"]})
+  for size in ("1k", "2k"):
+    (tmp_path / f"throughput_{size}").mkdir()
+    path = tmp_path / f"throughput_{size}" / "test.jsonl"
+    path.write_text(line)
+    [prompt] = prompts.read(path)
+    assert prompt.category == f"{size}, low_entropy"
+    assert prompt.name == f"throughput_{size}/test.jsonl:1"
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.csv"])
+def test_a_table_is_not_taken_for_a_prompt(tmp_path, name):
+  (tmp_path / name).write_text('[{"prompt": "a"}]')
+  with pytest.raises(ValueError, match=r"give \.jsonl, a prompt a line"):
+    prompts.read(tmp_path / name)
+
+
 def test_parquet_without_its_reader(tmp_path, monkeypatch):
   (tmp_path / "x.parquet").write_bytes(b"")
   monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -96,6 +114,7 @@ def test_parquet_without_its_reader(tmp_path, monkeypatch):
   [
     ("spec_bench.jsonl", "hemingkx/Spec-Bench"),
     ("SPEED-Bench/throughput_1k.parquet", "nvidia/SPEED-Bench"),
+    ("throughput_4k/test-00000-of-00001.parquet", "nvidia/SPEED-Bench"),
     ("HumanEval.jsonl", "openai/human-eval"),
   ],
 )
@@ -125,9 +144,7 @@ def test_a_corpus_is_limited_by_category_and_length(tmp_path, capsys):
   corpus = prompts.read_corpus([path], None, False, 50, 1, max_tokens=1)
   assert corpus.encoded == [[1]] and corpus.groups == ["p"]
   assert corpus.too_long == 1
-  assert corpus.broken == [
-    "p.jsonl:4: prompt 0 holds token 99; accepted: 0 to 49"
-  ]
+  assert corpus.broken == ["p.jsonl:4 holds token 99; accepted: 0 to 49"]
   assert f"skipped: {corpus.broken[0]}" in capsys.readouterr().err
   assert len(prompts.read_corpus([path], None, False, 100).encoded) == 4
   path.write_text('{"token_ids": [2, 3]}')
@@ -149,6 +166,7 @@ def a_model(tokenizer="some", layers=0, trained_length=None):
 
 def flags(**changes):
   usual = dict(prompt=None, prompt_file=[], target="m", max_new_tokens=8)
+  usual |= dict(temperature=0.0, drafter="lookup", html=None)
   return types.SimpleNamespace(**(usual | changes))
 
 
@@ -175,3 +193,8 @@ def test_what_a_user_should_know_of_a_model():
   [about] = remarks(5, prompt="x", target=shipped.TARGET)
   assert about.startswith("stdlib-11m continues Python source and nothing els")
   assert remarks(5)[-1].startswith("Next:")
+  assert "--temperature=0.8" in remarks(5)[-1]
+  # What was just done is not proposed, and the target is the same.
+  steps = remarks(5, temperature=0.8, target="python-11m")[-1]
+  assert "--temperature" not in steps
+  assert "generate.py --target=python-11m --html=page.html" in steps

@@ -5,6 +5,7 @@ and a line that is none of them is named, not guessed.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ _SPEED_BENCH = (
   f"huggingface.co/datasets/nvidia/SPEED-Bench, whose questions {_PREPARE} "
   "completes"
 )
-SOURCES = {  # of prompts, by a part of a file's name
+_THROUGHPUT = re.compile(r"throughput_(\d+k)")  # SPEED-Bench's, by length
+SOURCES = {  # of prompts, by a part of a file's name or its folder's
   "spec_bench": _SPEC_BENCH,
   "question": _SPEC_BENCH,
   "humaneval": "data/HumanEval.jsonl.gz of github.com/openai/human-eval",
@@ -65,7 +67,7 @@ def read(path: str | Path) -> list[Prompt]:
 def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   """Reads all prompts of a file, and a sentence for every line without one.
 
-  A .jsonl file is read line by line, a .parquet file row by row, any other file
+  A .jsonl file is read line by line, a .parquet file row by row, a file of text
   whole.
 
   Raises:
@@ -74,7 +76,7 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   """
   path = Path(path).expanduser()
   if not path.is_file():
-    name = path.name.lower().replace("-", "_")
+    name = "/".join(path.parts[-2:]).lower().replace("-", "_")
     places = (place for part, place in SOURCES.items() if part in name)
     hint = next((f"; it may be {place}" for place in places), "")
     raise FileNotFoundError(f"prompt file {path} does not exist{hint}")
@@ -85,6 +87,10 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
         prompts.append(_prompt(entry, path, number))
       except ValueError as error:
         broken.append(f"row {number} of {path}{error}")
+  elif path.suffix in (".json", ".csv"):
+    raise ValueError(
+      f"prompt file {path}: give .jsonl, a prompt a line, .parquet, or text"
+    )
   elif path.suffix != ".jsonl":
     try:
       content = path.read_text(encoding="utf-8")
@@ -144,6 +150,8 @@ def _prompt(entry: dict, path: Path, number: int) -> Prompt:
   if category in _MT_BENCH and spec_bench:  # SPEED-Bench has such names, too
     category = "mt_bench"
   name = f"{path.name}:{number}"
+  if split := _THROUGHPUT.search("/".join(path.parts[-2:])):
+    category, name = f"{split[1]}, {category}", f"{split[0]}/{name}"
   ids = entry.get("token_ids")
   if ids is not None:
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
@@ -170,7 +178,8 @@ def encode(
   refuses empty prompts, ids that are not below `size`, and texts where there
   is no tokenizer."""
   encoded = []
-  for number, prompt in enumerate(prompts):
+  for number, prompt in enumerate(prompts, 1):
+    where = prompt.name or f"prompt {number}"
     if prompt.token_ids is not None:
       ids = list(prompt.token_ids)
     elif tokenizer is None:
@@ -178,17 +187,17 @@ def encode(
         "this model has no tokenizer; give a prompt file with token_ids"
       )
     elif not prompt.text:
-      raise ValueError(f"prompt {number} is empty; give at least one character")
+      raise ValueError(f"{where} is empty; give at least one character")
     elif chat:
       ids = tokenizer.chat([{"role": "user", "content": prompt.text}])
     else:
       ids = tokenizer.encode(prompt.text)
     if not ids:
-      raise ValueError(f"prompt {number} has no token; give at least one")
+      raise ValueError(f"{where} has no token; give at least one")
     bad = [i for i in ids if not 0 <= i < size]
     if bad:
       raise ValueError(
-        f"prompt {number} holds token {bad[0]}; accepted: 0 to {size - 1}"
+        f"{where} holds token {bad[0]}; accepted: 0 to {size - 1}"
       )
     encoded.append(ids)
   return encoded
@@ -227,7 +236,7 @@ def read_corpus(
       try:
         [ids] = encode([prompt], tokenizer, chat, size)
       except ValueError as error:
-        broken.append(f"{prompt.name}: {error}")
+        broken.append(str(error))
         continue
       short.append(not max_tokens or len(ids) <= max_tokens)
       # "all" is taken: the sum of all groups.

@@ -18,12 +18,11 @@ from specdec.training import saving
 from specdec.types import PyTree
 from specdec.utils import files, run_folder, terminal
 
-_NEXT = """Next:
-  --temperature=0.8             sampled text: still the target's distribution
-  --drafter=quantized --k=8     the target drafts for itself, in int8
-  --html=page.html              every token's story, round by round
-  --target=smollm2-135m-instruct --chat --drafter='head(smollm2)' \\
-    --prompt='Why is it dark at night?'     a model that answers; 98 MB once"""
+_PROGRAM = "python scripts/generate.py"
+_CHAT = f"""\
+  # a model that answers, 98 MB once
+  {_PROGRAM} --target=smollm2-135m-instruct --chat \\
+    --drafter=quantized --k=6 --prompt='Why is it dark at night?'"""
 
 
 def define(flags: Flags) -> None:
@@ -122,8 +121,38 @@ def remarks(
       f"have up to {longest:,}: beyond, what it writes may mean nothing."
     )
   if beginnings(options, checkpoint):
-    lines.append(_NEXT)
+    lines.append(_next(options))
   return lines
+
+
+def _next(options: Options) -> str:
+  """Returns commands to try next, without what was just done."""
+  target = ""
+  if options.target != shipped.TARGET:
+    target = f" --target={options.target}"
+  steps = [
+    (
+      options.temperature > 0,
+      "sampled text, still of the target's distribution",
+      "--temperature=0.8",
+    ),
+    (
+      "quantized" in options.drafter,
+      "the target drafts for itself, in int8",
+      "--drafter=quantized --k=8",
+    ),
+    (
+      bool(options.html),
+      "every token's story, round by round",
+      "--html=page.html",
+    ),
+  ]
+  lines = [
+    f"  # {gain}\n  {_PROGRAM}{target} {flags}"
+    for is_done, gain, flags in steps
+    if not is_done
+  ]
+  return "\n".join(["Next:", *lines, _CHAT])
 
 
 def claim(

@@ -9,6 +9,7 @@ from specdec.checkpoints import Tokenizer
 from specdec.cli import app
 from specdec.report import page, round_picture
 from specdec.report.answer import Answer
+from specdec.utils import terminal
 from specdec.utils.terminal import Painter
 
 
@@ -69,3 +70,4 @@ def write(
     page.write(options.html, setup, summary, pairs, tokenizer, table)
   if options.svg:
     round_picture.write(options.svg, setup, answers[0], tokenizer)
+    terminal.report(f"picture: {options.svg}", file=sys.stderr)

@@ -175,16 +175,18 @@ def stream_answers(
   finite. Raises ValueError where that leaves no answer a token.
 
   Args:
-    beginnings: texts to print ahead of the answers that continue them; where
-      there are none, all answers but the first are numbered, from 2.
+    beginnings: texts to print ahead of the answers that continue them. Answers
+      are numbered if there are several.
     traced: records the rounds, which is slower.
     watch: takes the rounds of the first answer as they come.
   """
-  answers, faults = [], []
+  answers, faults, batches = [], [], [*batches]
+  several = sum(len(batch.numbers) for batch in batches) > 1
 
   def begin():
-    if answers:
-      print(painter.dim(f"\n--- prompt {len(answers) + 1}"))
+    if several:
+      space = "\n" if answers else ""
+      print(painter.dim(f"{space}--- prompt {len(answers) + 1}"))
     if beginnings:
       end = "\n" if watch else ""
       print(painter.dim(beginnings[len(answers)]), end=end)
