@@ -130,11 +130,15 @@ def test_random_tokens_are_told_from_text():
   size = target.checkpoint.config.vocab_size
   rng = np.random.default_rng(0)
   noise = [rng.integers(1, size, n).tolist() for n in (40, 200, 90)]
-  [sentence] = evaluation.unlikely(target, noise)
-  assert "look like random tokens" in sentence
+  [sentence] = evaluation.unlikely(target, noise, ["noise"] * 3)
+  assert sentence.startswith("random tokens, or a language that the target")
   text = [target.checkpoint.tokenizer.encode(shipped.PROMPT.read_text())]
-  assert evaluation.unlikely(target, text) == []
-  assert evaluation.unlikely(target, [[5]]) == []  # nothing to look at
+  assert evaluation.unlikely(target, text, ["text"]) == []
+  assert evaluation.unlikely(target, [[5]], ["one"]) == []  # nothing to look at
+  # A group of them is named, whatever the others are.
+  groups = ["text"] * 8 + ["noise"] * 3
+  [sentence] = evaluation.unlikely(target, text * 8 + noise, groups)
+  assert "noise (" in sentence and "text (" not in sentence
 
 
 def test_a_corpus_is_limited_by_category_and_length(tmp_path, capsys):

@@ -24,7 +24,8 @@ from specdec.benchmark.target import Target
 from specdec.types import Stats
 from specdec.utils import files, terminal
 
-_LOOKED_AT = 128  # tokens of a prompt, to tell text from random tokens
+# Tokens of a prompt, and prompts of a group, to tell text from random tokens.
+_LOOKED_AT, _ROWS = 128, 4
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 
 
@@ -81,27 +82,35 @@ def decode(
   return resume(lines, points, measure, "batch")
 
 
-def unlikely(target: Target, encoded: Sequence[Sequence[int]]) -> list[str]:
-  """Returns a sentence where prompts look like random tokens: where the target
-  finds a few of them, together, no likelier than tokens drawn evenly.
+def unlikely(
+  target: Target, encoded: Sequence[Sequence[int]], groups: Sequence[str]
+) -> list[str]:
+  """Returns a sentence where groups of prompts look like random tokens: where
+  the target finds a few of one, together, no likelier than tokens drawn evenly.
 
   Only of trained decoders on one device.
   """
   if target.places or target.random_weights or target.model.encode:
     return []
-  rows = [ids[:_LOOKED_AT] for ids in encoded[:: -(-len(encoded) // 8)]]
-  tokens = np.zeros((len(rows), _LOOKED_AT), np.int32)
-  for row, ids in zip(tokens, rows):
-    row[: len(ids)] = ids
-  lengths = np.array([*map(len, rows)])
   params, size = target.checkpoint.params, target.checkpoint.config.vocab_size
-  loss = float(_loss(target.model, params, tokens, lengths))
-  if not loss > np.log(size):
+  losses = {}
+  for group in dict.fromkeys(groups):
+    own = [ids for ids, name in zip(encoded, groups) if name == group]
+    rows = [ids[:_LOOKED_AT] for ids in own[:: -(-len(own) // _ROWS)]]
+    tokens = np.zeros((_ROWS, _LOOKED_AT), np.int32)
+    lengths = np.zeros(_ROWS, np.int32)
+    for row, ids in enumerate(rows):
+      tokens[row, : len(ids)], lengths[row] = ids, len(ids)
+    losses[group] = float(_loss(target.model, params, tokens, lengths))
+  found = {x: loss for x, loss in losses.items() if loss > np.log(size)}
+  if not found:
     return []
+  listed = ", ".join(f"{x} ({loss:.1f})" for x, loss in found.items())
   return [
-    f"the prompts look like random tokens ({loss:.1f} nats each to the target, "
-    f"{np.log(size):.1f} if drawn evenly), on which drafts do better than on "
-    "text: by a quarter in throughput, as SPEED-Bench found (arXiv:2604.09557)"
+    f"random tokens, or a language that the target never saw: {listed} nats a "
+    f"token to it, {np.log(size):.1f} if drawn evenly. Drafts do better on "
+    "random tokens than on text, by a quarter in throughput, as SPEED-Bench "
+    "reports (arXiv:2604.09557)"
   ]
 
 

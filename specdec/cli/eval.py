@@ -48,7 +48,7 @@ def evaluate(options: app.Options) -> None:
     app.note(f"skipped: {line}; its prompts are decoded again")
   setups = {k: dataclasses.replace(setup, k=k) for k in options.k or ()}
   setups = setups or {decoder.drafter.spec.max_depth: setup}
-  unlikely = evaluation.unlikely(target, corpus.encoded)
+  unlikely = evaluation.unlikely(target, corpus.encoded, corpus.groups)
   measured = evaluation.decode(setups, target, corpus, lines)
   runs = evaluation.sum_up(
     measured, corpus.groups, setup.batch, setup.comparable
