@@ -34,6 +34,17 @@ def read(path):
     return [*csv.DictReader(file)]
 
 
+def test_rows_of_the_folder_of_a_run(tmp_path):
+  (tmp_path / "lines.jsonl").write_text('{"number": 0}\n')
+  (tmp_path / "results.json").write_text(json.dumps(document()))
+  assert len(csv_rows.read(tmp_path)) == 4
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(ValueError, match="no folder of a sweep, nor of another"):
+    csv_rows.read(tmp_path / "empty")
+  with pytest.raises(ValueError, match="nothing does not exist"):
+    csv_rows.read(tmp_path / "nothing")
+
+
 def test_rows_of_sweeps_and_of_other_results(tmp_path, sweep, capsys):
   (tmp_path / "b.json").write_text(json.dumps(document()))
   path = tmp_path / "all.csv"

@@ -8,6 +8,8 @@ from pathlib import Path
 from specdec.benchmark import sweeps
 from specdec.report import result_plots
 
+_RESULTS = "results.json"  # of programs that decode prompts, at their end
+
 
 def flat(entry: object, name: str = "") -> Iterator[tuple[str, object]]:
   """Yields (name, value) for every leaf, 'acceptance.conditional.1.value' for
@@ -24,14 +26,21 @@ def flat(entry: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read(path: Path, label: str | None = None) -> list[dict]:
-  """Returns the rows of a sweep's folder or lines, or of a document of results.
+  """Returns the rows of a run's folder, of a sweep's lines, or of a document of
+  results.
 
   Args:
     label: what the column `label` has in each; None: the path.
 
   Raises:
-    ValueError: it is neither, or has no run.
+    ValueError: it is neither, is not there, or has no run.
   """
+  if not path.exists():
+    raise ValueError(f"{path} does not exist")
+  if (path / _RESULTS).exists():
+    path /= _RESULTS
+  elif path.is_dir() and not (path / "lines.jsonl").exists():
+    raise ValueError(f"{path} is no folder of a sweep, nor of another run")
   if path.is_dir() or path.suffix == ".jsonl":
     document = {"lines": sweeps.read([path]).lines}
   else:
