@@ -14,6 +14,7 @@ from specdec.compiled import lowering, steps
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
+from specdec.models.parts import Recurrence
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
@@ -184,6 +185,44 @@ def test_a_latent_vector_is_read_once_as_key_and_value(tmp_path):
   [verify], expected = document["steps"], document["cost_model"]["verify"]
   moved = verify["read"] + verify["written"]
   assert 0.97 < moved / expected["bytes"] < 1.05
+
+
+@pytest.mark.slow
+def test_states_of_recurrent_layers_are_not_copied(tmp_path):
+  """They were written whole in every pass: a loop a layer, over rows, moved
+  them to on-chip memory and back."""
+  recurrence = Recurrence(
+    "gated_delta",
+    (0, 1, 2),
+    num_heads=32,
+    num_key_heads=16,
+    key_dim=128,
+    value_dim=128,
+  )
+  config = dataclasses.replace(
+    presets.get("qwen3-next-80b-a3b", "bfloat16"),
+    num_layers=4,
+    num_experts=16,
+    experts_per_token=2,
+    vocab_size=4096,
+    recurrence=recurrence,
+  )
+  content = json.dumps(hf_config.render(config))
+  (tmp_path / "config.json").write_text(content)
+  index = {"weight_map": {"lm_head.weight": "none.safetensors"}}
+  (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+  flags = "--topology=v5e:2x2", "--mesh=model:4", f"--target={tmp_path}"
+  flags += "--batch=64", "--context=512", "--dtype=bfloat16", "--num_nodes=16"
+  document = compiled("lookup", tmp_path, *flags, "--steps=verify,loop")
+  verify, expected = document["steps"][0], document["cost_model"]["verify"]
+  moved = verify["read"] + verify["written"]
+  # Of so many rows slots are written on the chip, and then back whole.
+  assert 0.97 < moved / expected["bytes"] < 1.15
+  state = jax.ShapeDtypeStruct((64, 8, 128, 128), "float32")
+  for step in ("verify", "loop"):
+    text = (tmp_path / f"{step}.txt").read_text()
+    assert "f32[64,8,128,128]" in text
+    assert copies_anywhere(text, [state]) == [], step
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.parts import Recurrence
 from specdec.roofline import shapes as shapes_of
 from specdec.testing import check_drafter
-from specdec.types import Params, Skip
+from specdec.types import Params, Skip, Sparse
 
 SLOW = pytest.mark.slow
 SIZES = dict(num_heads=4, num_key_heads=2, key_dim=10, value_dim=7)
@@ -237,8 +237,19 @@ DRAFTERS = {
     target, Skip((2,), (1, 2)), shape=TREE
   ),
   "quantized": lambda target: drafters.quantized(target, 3),
+  "sparse_tree": lambda target: drafters.sparse(
+    target, Sparse(4, 1), shape=TREE
+  ),
+  "suffix": lambda _: drafters.suffix(3),
+  "fallback": lambda target: drafters.fallback(
+    drafters.lookup(2, ngram=2, min_ngram=1), drafters.model(target, 3)
+  ),
 }
-QUICK = {("gated_delta", "model_tree"), ("mamba2", "early_exit")}
+QUICK = {
+  ("gated_delta", "model_tree"),
+  ("gated_delta", "sparse_tree"),
+  ("mamba2", "early_exit"),
+}
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def _identity(documents: Mapping) -> str:
 def _tpu(documents: Mapping) -> str:
   big = [
     f"{name}_{chip}"
-    for name in ("70b", "mixture", "hybrid")
+    for name in ("70b", "mixture", "hybrid", "hybrid_rows")
     for chip in ("v6e", "v5p")
   ]
   texts = []
@@ -296,7 +296,8 @@ def _tpu(documents: Mapping) -> str:
     moved = step["read"] + step["written"]
     share = moved / document["cost_model"]["verify"]["bytes"]
     settings = document["settings"]
-    where = f"{settings['target']} on {settings['topology']}"
+    where = f"{settings['target']}, {settings['batch']} rows"
+    where += f" on {settings['topology']}"
     texts.append(f"{where} {share:.2f}")
   return (
     f"bytes of verification over the cost model's: {', '.join(texts)}; "
