@@ -31,7 +31,7 @@ from specdec.training.setup import Decoding, HeadSetup, from_config
 from specdec.types import Params
 from tiny_training import log
 
-K = 7
+K = 15  # of few slots the mask among them says little
 DECODING = dict(k=K, prompts=64, length=64, new_tokens=128)
 # Muon: so few steps of AdamW teach too little to lose.
 OPTIONS = dict(
@@ -85,6 +85,7 @@ def setup_of(case: Case, folder) -> HeadSetup:
   )
   config.options.update(OPTIONS, seed=case.seed)
   config.decoding.update(prompts=1, length=8, new_tokens=8)
+  config.head_config.levels = K
   config.head_config.block.causal = case.causal
   return from_config(config.to_dict())
 
