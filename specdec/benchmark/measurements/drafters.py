@@ -139,14 +139,17 @@ def long() -> Iterable[Measurement]:
       )
   pages = " ".join(
     f"--prompt_file=docs/{page}.md"
-    for page in ("roofline", "training", "measuring", "checkpoints")
+    for page in (
+      *("roofline", "training", "measuring", "checkpoints"),
+      "results/goodput",
+    )
   )
   for name, drafter in ways:
     yield Measurement(
       f"long_pages_{name}",
       f"eval {SMOLLM2} {pages} --max_new_tokens=128 --drafter={drafter} "
       "--k=4,6",
-      5,
+      8,
       apart=True,
     )
 
