@@ -336,9 +336,7 @@ def test_b18_conformance_finds_planted_bugs(bug, monkeypatch):
     monkeypatch.setattr(
       recurrence,
       "_before",
-      lambda x, used, seen, config: before(
-        x, used, seen._replace(ancestors=None), config
-      ),
+      lambda x, seen, kernel: before(x, seen._replace(ancestors=None), kernel),
     )
   target, params = built(hybrid(KINDS[0], num_nodes=NODES[bug]))
   with pytest.raises(AssertionError, match=r"breaks '(coupled|greedy|state)'"):

@@ -11,7 +11,7 @@ from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.token_map import TokenMap
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
-from specdec.roofline.cost import TYPICAL, Deployment
+from specdec.roofline.cost import TYPICAL, Deployment, folds_of
 from specdec.roofline.planning import best_k, best_tree, step_costs, sweep_k
 from specdec.roofline.round_cost import (
   Overhead,
@@ -420,3 +420,27 @@ def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():
   assert with_overhead.seconds == pytest.approx(seconds + 1e-3)
   assert 1 < pair.speedup(1, 1000, [0.8, 0.6]) < free
   assert deployment_of(LARGE, HEAD) is None
+
+
+@pytest.mark.parametrize("slack, tokens, committed", [(5, 4, 4), (20, 5, 3)])
+def test_recurrent_slots_fold_as_often_as_they_fill(slack, tokens, committed):
+  """Counted: a fold leaves nothing of the slack, a pass fills some of it."""
+  used = folds = 0
+  for _ in range(1000):
+    if used + tokens > slack:
+      used, folds = 0, folds + 1
+    used += committed
+  priced = folds_of(slack, tokens, committed)
+  assert priced == pytest.approx(folds / 1000, abs=0.01)
+
+
+def test_a_text_longer_than_num_nodes_leaves_no_slot():
+  hybrid = presets.get("qwen3-next-80b-a3b", "bfloat16")
+  deployment = Deployment(shapes.of_config(hybrid), chips.get("v5e"))
+
+  def written(tokens):
+    terms = deployment.cost(1, tokens, 1000, committed=1).terms
+    [term] = (x for x in terms if x.name == "KV written")
+    return term.bytes
+
+  assert written(65) < written(64) / 10

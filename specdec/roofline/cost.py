@@ -302,18 +302,21 @@ class Deployment:
 
     What recurrent layers keep for a row is read in every pass, but for inputs
     of convolutions, and all of it read and written when slots enter the state.
+    Of a pass of more tokens than num_nodes they keep nothing.
     """
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       seen = layer.window.cached(context) if layer.window else context
       read += count * rows * self._position_bytes(layer, seen)
-      written += count * rows * tokens * self._slot_bytes(layer)
+      keeps = not layer.num_nodes or tokens <= layer.num_nodes
+      if keeps:
+        written += count * rows * tokens * self._slot_bytes(layer)
       # Scores are computed among all tokens of the pass, masked or not.
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
       kept, always = (count * rows * x for x in self._state_bytes(layer))
-      folds = folds_of(layer.slack, tokens, committed)
+      folds = folds_of(layer.slack, tokens, committed) if keeps else 0.0
       read += always + kept * folds
       written += kept * folds
       # Twice a multiply-add for each value of four bytes.
@@ -407,14 +410,14 @@ def experts_touched(
 
 def folds_of(slack: int, tokens: float, committed: float) -> float:
   """Returns how often a row's slots enter the state of a recurrent layer, as a
-  share of passes of so many tokens that commit so many.
+  share of passes of so many tokens that commit so many each.
 
   Args:
     slack: of Recurrence; 0: they never do.
   """
-  if not slack:
+  if not slack or not committed:
     return 0.0
-  return committed / max(slack - tokens + committed, committed, 1.0)
+  return 1 / (max(slack - tokens, 0) // committed + 1)
 
 
 class PassBound(NamedTuple):

@@ -38,7 +38,8 @@ class Layer(NamedTuple):
   input_keys: int = 0
   slot: int = 0  # and of them those of a position's slots
   slot_keys: int = 0
-  slack: int = 0  # Recurrence.slack
+  slack: int = 0  # Recurrence.slack,
+  num_nodes: int = 0  # and of it: passes of more tokens keep nothing
 
   def weights_on(self, ways: int) -> float:
     """Returns the dense weights on each of the chips that split the layer."""
@@ -153,6 +154,7 @@ def of_config(
         slot=slot,
         slot_keys=slot_keys,
         slack=r.slack,
+        num_nodes=r.num_nodes,
       )
   if skip is not None:
     inside = [dense(i, "mlp/", "shared") for i in range(c.num_layers)]
