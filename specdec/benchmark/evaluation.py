@@ -105,7 +105,9 @@ def unlikely(
   found = {x: loss for x, loss in losses.items() if loss > np.log(size)}
   if not found:
     return []
-  listed = ", ".join(f"{x} ({loss:.1f})" for x, loss in found.items())
+  listed = ", ".join(
+    f"{terminal.escape(x, '')} ({loss:.1f})" for x, loss in found.items()
+  )
   return [
     f"random tokens, or a language that the target never saw: {listed} nats a "
     f"token to it, {np.log(size):.1f} if drawn evenly. Drafts do better on "
