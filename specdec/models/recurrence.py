@@ -355,8 +355,8 @@ def _over_slots(
 ) -> tuple[Array, RecurrentState]:
   """Runs nodes as `run` does, in one system of equations.
 
-  Slots are read as they were, and new nodes apart from them: so slots stay where
-  they are, and what is new alone is written.
+  Slots are read as they were, and new nodes apart from them: so slots stay
+  where they are, and what is new alone is written.
   """
   query, key, value, decay, rate = nodes
   num_tokens, num_heads = value.shape[1:3]
