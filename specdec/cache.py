@@ -24,7 +24,6 @@ from specdec.types import (
 
 CHUNK = 128  # tokens of one pass over a prompt
 _LANES = 128  # of a TPU's tile
-_ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
 _MOVED = 16 * _TILE, _TILE  # slots that `in_blocks` takes at once
@@ -130,13 +129,19 @@ def write(
   new = new.astype(buffer.dtype)
   if buffer.shape[0] == 1:  # one slice update, where XLA sees one
     written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
-  elif buffer.shape[0] > _MANY:
-    written = _write_all_rows(buffer, new, slot)
   else:
-    written = jax.lax.platform_dependent(
-      buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
-    )
+    written = _by_platform(_write_by_rows, _write_all_rows, buffer, new, slot)
   return pinned(written)
+
+
+def _by_platform(one_by_one, at_once, buffer, *rest):
+  """Runs an operation row by row on a TPU, unless there are too many rows, and
+  for all of them at once elsewhere."""
+  if buffer.shape[0] > _MANY:
+    return at_once(buffer, *rest)
+  return jax.lax.platform_dependent(
+    buffer, *rest, tpu=one_by_one, default=at_once
+  )
 
 
 def _write_all_rows(buffer, new, slot):
@@ -158,14 +163,10 @@ def _write_by_rows(buffer, new, slot):
 
 def read(buffer: jax.Array, slot: jax.Array, size: int) -> jax.Array:
   """Returns slots slot[b] .. slot[b] + size - 1: [B, heads, size, dim]."""
-  if buffer.shape[0] > _MANY:
-    return _read_all_rows(buffer, slot, size)
-  return jax.lax.platform_dependent(
-    buffer,
-    slot,
-    tpu=functools.partial(_read_by_rows, size=size),
-    default=functools.partial(_read_all_rows, size=size),
+  ways = (
+    functools.partial(f, size=size) for f in (_read_by_rows, _read_all_rows)
   )
+  return _by_platform(*ways, buffer, slot)
 
 
 def _read_all_rows(buffer, slot, size):
@@ -229,7 +230,7 @@ def commit(
     source = cache.length[:, None] + path  # [B, D+1]
 
     def move(buffer):
-      return write(buffer, _read(buffer, source), cache.length)
+      return write(buffer, _gather(buffer, source), cache.length)
 
     layers = tuple(
       _commit_recurrent(layer, cache.length, path)
@@ -248,7 +249,7 @@ def _commit_recurrent(
 
   def move(x, offset=0):
     source = offset + used[:, None] + path
-    return write(x, _read(x, source), used + offset)
+    return write(x, _gather(x, source), used + offset)
 
   before = layer.inputs[0].shape[2] - layer.keys.shape[2]
   return layer.replace(
@@ -259,21 +260,17 @@ def _commit_recurrent(
   )
 
 
-def _read(buffer, source):
+def _gather(buffer, source):
   """Returns slots source [B, T] of a buffer: [B, heads, T, dim]."""
-  if buffer.shape[0] > _MANY:
-    return _read_all(buffer, source)
-  return jax.lax.platform_dependent(
-    buffer, source, tpu=_read_one_by_one, default=_read_all
-  )
+  return _by_platform(_gather_one_by_one, _gather_all, buffer, source)
 
 
-def _read_all(buffer, source):
+def _gather_all(buffer, source):
   return jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
 
 
 @jax.jit
-def _read_one_by_one(buffer, source):
+def _gather_one_by_one(buffer, source):
   """On a TPU a gather over slots wants them outermost, and copies the cache."""
   size = (1, buffer.shape[1], 1, buffer.shape[3])
   return jnp.concatenate(

@@ -43,7 +43,7 @@ OPTIONS = dict(
   save_every=400,
 )
 # In tokens. Another seed makes less than half of it; an ablation costs more.
-MARGIN = 0.25
+MARGIN = 0.2
 
 
 class Case(NamedTuple):

@@ -18,7 +18,11 @@ from specdec.compiled import lowering, memory_plan
 from specdec.models import attention, experts, recurrence
 from specdec.roofline.chips import Chip
 from specdec.roofline.cost import folds_of
-from specdec.roofline.round_cost import deployment_of, round_cost
+from specdec.roofline.round_cost import (
+  deployment_of,
+  most_committed,
+  round_cost,
+)
 from specdec.types import NO_COST, UNKNOWN_COST, Params
 
 
@@ -108,8 +112,9 @@ def loops(
   config, ways = target.checkpoint.config, target.places.target.ways
   rows = setup.batch / ways("rows")
   if config.recurrence:
-    tokens = drafter.drafter.spec.max_nodes
-    folds = folds_of(config.recurrence.slack, tokens, _committed(drafter))
+    cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
+    committed = most_committed(cost, spec.max_depth)
+    folds = folds_of(config.recurrence.slack, spec.max_nodes, committed)
     counts[recurrence.LOOP] = rows * folds
   if config.num_experts:
     deployment = deployments.target_deployment(setup, target, chip)
@@ -119,12 +124,6 @@ def loops(
     touched = deployment.experts_touched(*chosen, tokens)
     counts[experts.LOOP] = touched / ways("experts")
   return counts
-
-
-def _committed(drafter: Weighted) -> int:
-  """Returns the tokens a round commits at most, as round_cost counts them."""
-  cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
-  return 1 if cost.shares_target else 1 + spec.max_depth
 
 
 def estimates(
@@ -142,7 +141,7 @@ def estimates(
   # Verification goes on where an early exit ends, if nodes keep their order.
   start = cost.exit_layer if spec.parents is not None else 0
   verifier = dataclasses.replace(deployment, start=start)
-  nodes, committed = spec.max_nodes, _committed(drafter)
+  nodes, committed = spec.max_nodes, most_committed(cost, spec.max_depth)
   costs = {"verify": verifier.cost(where[0], nodes, where[1], committed)}
   parents = setup.make_shape().spec.parents
   if cost.step is not None and parents is not None:

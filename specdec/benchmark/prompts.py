@@ -76,7 +76,7 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   """
   path = Path(path).expanduser()
   if not path.is_file():
-    name = "/".join(path.parts[-2:]).lower().replace("-", "_")
+    name = _with_folder(path).lower().replace("-", "_")
     places = (place for part, place in SOURCES.items() if part in name)
     hint = next((f"; it may be {place}" for place in places), "")
     raise FileNotFoundError(f"prompt file {path} does not exist{hint}")
@@ -110,6 +110,11 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
     because = f": {broken[0]}" if broken else ""
     raise ValueError(f"prompt file {path} holds no prompt{because}")
   return prompts, broken
+
+
+def _with_folder(path: Path) -> str:
+  """Returns a file's name after its folder's, which may say what it is."""
+  return "/".join(path.parts[-2:])
 
 
 def _rows(path: Path) -> Iterator[dict]:
@@ -150,7 +155,7 @@ def _prompt(entry: dict, path: Path, number: int) -> Prompt:
   if category in _MT_BENCH and spec_bench:  # SPEED-Bench has such names, too
     category = "mt_bench"
   name = f"{path.name}:{number}"
-  if split := _THROUGHPUT.search("/".join(path.parts[-2:])):
+  if split := _THROUGHPUT.search(_with_folder(path)):
     category, name = f"{split[1]}, {category}", f"{split[0]}/{name}"
   ids = entry.get("token_ids")
   if ids is not None:

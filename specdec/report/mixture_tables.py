@@ -49,7 +49,7 @@ def experts(documents: Mapping, name: str) -> str:
 
 def mixture_batches(documents: Mapping, name: str) -> str:
   """Formats rounds of a mixture by batch, of a bench.py whose drafts cost
-  nothing, beside the bytes that passes of independent tokens read.
+  nothing, and the bytes that passes of independent tokens read.
 
   Speedups are at the rate of its synthetic acceptance.
   """

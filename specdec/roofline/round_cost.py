@@ -153,8 +153,7 @@ def round_cost(
     cost = step_cost(target, drafter.update, batch, tokens, context)
     parts.append((f"update, {_tokens(tokens)}", 1, cost))
   verifier = dataclasses.replace(target, start=drafter.exit_layer)
-  # Drafts in the target's own layers are charged for one token each.
-  committed = 1 if drafter.shares_target else 1 + len(levels)
+  committed = most_committed(drafter, len(levels))
   cost = verifier.cost(batch, nodes, context, committed)
   parts.append((f"target, {_tokens(nodes)}", 1, cost))
   result = _round(parts, overhead.seconds(batch, len(levels)))
@@ -168,6 +167,12 @@ def round_cost(
   seconds = moved / (target.efficiency.kv * target.chip.bandwidth)
   commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
   return result._replace(parts=(*result.parts, ("commit", 1, commit)))
+
+
+def most_committed(drafter: DrafterCost, depth: int) -> int:
+  """Returns for how many committed tokens a verification is charged: of drafts
+  in the target's own layers, which commit as well, one."""
+  return 1 if drafter.shares_target else 1 + depth
 
 
 def _round(parts: list, overhead: float) -> Round:
