@@ -72,8 +72,8 @@ def test_a_tree_has_a_line_a_leaf():
     drawing, Painter("never", sys.stdout)
   ).splitlines()
   assert [line.split() for line in lines[1:]] == [
-    ["t0", "t1", "</text>", "t4"],
-    ["t2", "t5", "↵␣"],
+    ["t0", "✗t1", "</text>", "t4"],
+    ["✓t2", "✓t5", "+↵␣"],
   ]
 
 

@@ -17,7 +17,12 @@ def define(flags: app.Flags) -> None:
   flags.enum(
     "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
   )
-  flags.bool("watch", False, "Print the first text's rounds one by one.")
+  flags.bool(
+    "watch",
+    False,
+    "Print the first text's rounds one by one: ✓ accepted, ✗ refused, + the "
+    "target's own token.",
+  )
   flags.string(
     "html",
     None,

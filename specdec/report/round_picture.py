@@ -28,6 +28,13 @@ _ENDINGS = {
   BASELINE: "one drawn",
 }
 _MARKS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
+_SIGNS = {  # of a terminal, which may have no colours
+  "accepted": "✓",
+  "refused": "✗",
+  "correction": "+",
+  "bonus": "+",
+  "baseline": "+",
+}
 
 # Returns the text of a token id.
 Spell = Callable[[int], str]
@@ -147,15 +154,16 @@ def _share(log_prob: float) -> str:
 
 
 def as_text(drawing: Drawing, painter: Painter) -> str:
-  """Returns a drawing in lines for a terminal, without probabilities."""
+  """Returns a drawing in lines for a terminal, without probabilities: ✓ marks
+  an accepted token, ✗ a refused one, + the target's own."""
   widths: dict[int, int] = {}
   for box in drawing.boxes:
-    widths[box.x] = max(widths.get(box.x, 0), len(box.text))
+    widths[box.x] = max(widths.get(box.x, 0), len(_marked(box)))
   lines = [f"  {painter.dim(drawing.sentence)}"]
   for y in sorted({box.y for box in drawing.boxes}):
     row = {box.x: box for box in drawing.boxes if box.y == y}
     cells = [
-      _cell(row[x], painter) + " " * (width - len(row[x].text))
+      _cell(row[x], painter) + " " * (width - len(_marked(row[x])))
       if x in row
       else " " * width
       for x, width in sorted(widths.items())
@@ -180,12 +188,17 @@ def spelling(tokenizer: Tokenizer | None) -> Spell:
   return str if tokenizer is None else lambda x: tokenizer.decode([x], False)
 
 
+def _marked(box: Box) -> str:
+  return _SIGNS.get(box.kind, "") + box.text
+
+
 def _cell(box: Box, painter: Painter) -> str:
   origins = {kind: origin for origin, kind in _KINDS.items()}
   origins["accepted"] = ACCEPTED
+  text = _marked(box)
   if box.kind in origins:
-    return painter.paint(box.text, origins[box.kind])
-  return (painter.struck if box.kind == "refused" else painter.dim)(box.text)
+    return painter.paint(text, origins[box.kind])
+  return (painter.struck if box.kind == "refused" else painter.dim)(text)
 
 
 def write(
