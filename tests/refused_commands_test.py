@@ -41,6 +41,7 @@ COMMANDS = {
     --k=99999999999999 :: is no list of integers
     --max_new_tokens=99999999999 :: --max_new_tokens=99999999999; it must be be
     --prompt= :: --prompt is empty
+    --prompt=a --prompt=b :: give --prompt once; several go into
     --prompt_file=nowhere.jsonl :: nowhere.jsonl does not exist
     --json=nowhere/o.json :: there is no folder nowhere; make it first
     --html=. :: --html=. is a folder; give a file in it

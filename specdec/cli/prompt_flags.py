@@ -48,9 +48,11 @@ def read(options: Options) -> Path:
 
 
 def check_prompt(options: Options) -> None:
-  """Raises ValueError for a --prompt that is empty, not UTF-8, or one of two
-  sources of prompts."""
+  """Raises ValueError for a --prompt that is empty, not UTF-8, given twice, or
+  one of two sources of prompts."""
   text = options.prompt
+  if options.parsers["prompt"].present > 1:
+    raise ValueError("give --prompt once; several go into a --prompt_file")
   if text is not None and options.prompt_file:
     raise ValueError("give --prompt or --prompt_file, not both")
   if text == "":
