@@ -128,7 +128,7 @@ def write(
     )
   new = new.astype(buffer.dtype)
   if buffer.shape[0] == 1:  # one slice update, where XLA sees one
-    written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+    written = jax.lax.dynamic_update_slice(buffer, new, _corner(0, slot[0]))
   else:
     written = _by_platform(_write_by_rows, _write_all_rows, buffer, new, slot)
   return pinned(written)
@@ -144,9 +144,15 @@ def _by_platform(one_by_one, at_once, buffer, *rest):
   )
 
 
+def _corner(row, slot):
+  """Returns where a row's slot begins, in one dtype: where 64 bits are allowed
+  a Python integer has them, and a slot need not."""
+  return tuple(jnp.asarray(i, slot.dtype) for i in (row, 0, slot, 0))
+
+
 def _write_all_rows(buffer, new, slot):
   return jax.vmap(
-    lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
+    lambda b, n, s: jax.lax.dynamic_update_slice(b, n, _corner(0, s)[1:])
   )(buffer, new, slot)
 
 
@@ -156,7 +162,7 @@ def _write_by_rows(buffer, new, slot):
   buffer into on-chip memory and back: all of it is written, every pass."""
   for row in range(buffer.shape[0]):
     buffer = jax.lax.dynamic_update_slice(
-      buffer, new[row : row + 1], (row, 0, slot[row], 0)
+      buffer, new[row : row + 1], _corner(row, slot[row])
     )
   return buffer
 
@@ -182,7 +188,7 @@ def _read_by_rows(buffer, slot, size):
     [
       jax.lax.dynamic_slice(
         buffer,
-        (row, 0, slot[row], 0),
+        _corner(row, slot[row]),
         (1, buffer.shape[1], size, buffer.shape[3]),
       )
       for row in range(buffer.shape[0])
@@ -277,7 +283,7 @@ def _gather_one_by_one(buffer, source):
     [
       jnp.concatenate(
         [
-          jax.lax.dynamic_slice(buffer, (row, 0, source[row, i], 0), size)
+          jax.lax.dynamic_slice(buffer, _corner(row, source[row, i]), size)
           for i in range(source.shape[1])
         ],
         axis=2,

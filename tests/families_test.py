@@ -93,6 +93,20 @@ def test_packed_weights_give_the_recorded_logits(name):
   np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["bamba", "deepseek_v3", "llama4"])
+def test_64_bits_change_no_logit(name, batch):
+  """A model that is called by itself, without the loop."""
+  loaded = recorded(name)
+  model = transformer.model(loaded.config)
+  tokens = np.arange(batch * 6, dtype=np.int32).reshape(batch, 6)
+  expected = forward(model, loaded.params, tokens)
+  with jax.enable_x64(True):
+    logits = forward(model, loaded.params, tokens)
+  assert logits.dtype == np.float32
+  np.testing.assert_array_equal(logits, expected)
+
+
 @pytest.mark.parametrize("weights", ["int8", "int8(group=8)", "int4(group=8)"])
 def test_quantised_matrices_are_fused_and_split(tmp_path, weights):
   form = weight_formats.parse(weights)

@@ -286,7 +286,7 @@ def attend(
   Raises:
     ValueError: an array is of another shape or type.
   """
-  scales = [jnp.zeros(0)] * 2
+  scales = [jnp.zeros(0, jnp.float32)] * 2
   if isinstance(keys, Int8Slots):
     scales = [keys.scale, values.scale]
     keys, values = keys.values, values.values
@@ -295,7 +295,7 @@ def attend(
   if bias is None:
     bias = jnp.zeros((0, query.shape[2]), jnp.float32)
   if sink_logits is None:
-    sink_logits = jnp.zeros(0)
+    sink_logits = jnp.zeros(0, jnp.float32)
   elif sink_logits.shape != query.shape[2:3]:
     raise ValueError(
       f"sink_logits {list(sink_logits.shape)}; there are {query.shape[2]} heads"

@@ -56,7 +56,7 @@ def init(recurrence: Recurrence, batch: int, dtype) -> RecurrentState:
     ),
     zeros(r.num_key_heads, slots, r.key_dim),
     zeros(r.num_heads, slots, r.value_dim),
-    jnp.zeros((batch, r.num_heads, slots)),
+    jnp.zeros((batch, r.num_heads, slots), jnp.float32),
     jnp.zeros((batch,), jnp.int32),
   )
 
@@ -327,7 +327,7 @@ def run(
     return x.reshape(batch, num_parts, size, *x.shape[2:]).swapaxes(0, 1)
 
   def zeros(heads, *rest):
-    return jnp.zeros((batch, heads, *rest))
+    return jnp.zeros((batch, heads, *rest), jnp.float32)
 
   key_heads, key_dim = nodes.key.shape[2:]
   heads, dim = nodes.value.shape[2:]
