@@ -247,6 +247,18 @@ def commit(
   return cache.replace(layers=layers, length=cache.length + num_committed)
 
 
+def lengthened(cache: KVCache, by: jax.Array) -> KVCache:
+  """Adds `by` [B] committed positions that hold nothing: recurrent layers have
+  them in their states."""
+  layers = tuple(
+    layer.replace(folded=layer.folded + by)
+    if isinstance(layer, RecurrentState)
+    else layer
+    for layer in cache.layers
+  )
+  return cache.replace(layers=layers, length=cache.length + by)
+
+
 def _commit_recurrent(
   layer: RecurrentState, length: jax.Array, path: jax.Array
 ) -> RecurrentState:

@@ -10,6 +10,8 @@ import pytest
 
 from specdec import acceptance, decode, draft_shape, drafters, sampling, step
 from specdec import cache as kv
+from specdec.benchmark.batches import Batch
+from specdec.benchmark.decoder import Decoder
 from specdec.models import params as model_params
 from specdec.models import recurrence, transformer
 from specdec.models.attention import view
@@ -17,7 +19,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.parts import Recurrence
 from specdec.roofline import shapes as shapes_of
 from specdec.testing import check_drafter
-from specdec.types import Params, Skip, Sparse
+from specdec.types import Params, RecurrentState, Skip, Sparse
 
 SLOW = pytest.mark.slow
 SIZES = dict(num_heads=4, num_key_heads=2, key_dim=10, value_dim=7)
@@ -287,6 +289,29 @@ def test_a_call_without_room_leaves_the_cache_as_it_was(kind):
     jax.tree.map(
       np.testing.assert_array_equal, cache.layers[i], after.layers[i]
     )
+
+
+def test_rounds_begin_after_positions_that_hold_nothing_without_folding_them():
+  """As they are timed without prompts: the first pass is like the others."""
+  config = hybrid("mamba2", num_nodes=4)
+  target, params = built(config)
+  decoder = Decoder(
+    target,
+    drafters.lookup(2),
+    acceptance.coupled(),
+    Params(params),
+    jax.random.key(0),
+    batch=2,
+    prompt_size=30,
+    max_new_tokens=8,
+    runs_prompts=False,
+  )
+  prompts = [[*range(1, 7)] * 5, [*range(1, 5)] * 5]
+  cache = decoder.start(Batch(prompts, range(2))).target_cache
+  np.testing.assert_array_equal(cache.length, [29, 19])
+  for layer in cache.layers:
+    if isinstance(layer, RecurrentState):
+      assert np.all(cache.length - layer.folded <= config.recurrence.num_nodes)
 
 
 def test_more_nodes_than_slots_are_refused():

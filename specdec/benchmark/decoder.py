@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import cache as kv
 from specdec import decode, multihost, sampling, sharding
 from specdec.benchmark.batches import (
   Batch,
@@ -167,8 +168,7 @@ class Decoder:
     if state.draft_state is not None:
       raise ValueError("this drafter has a state, which comes of the prompt")
     moved = inputs.prompt_length - first
-    cache = state.target_cache
-    cache = cache.replace(length=cache.length + moved)
+    cache = kv.lengthened(state.target_cache, moved)
     return state.replace(length=state.length + moved, target_cache=cache)
 
   def _start(self, inputs: decode.Inputs) -> DecodeState:
