@@ -33,8 +33,8 @@ from tiny_training import log
 
 K = 15  # of few slots the mask among them says little
 DECODING = dict(k=K, prompts=128, length=64, new_tokens=128)
-# Muon: so few steps of AdamW teach too little to lose. Of half as many steps the
-# seeds differ by half of what the mildest mistake costs.
+# Muon: so few steps of AdamW teach too little to lose. Of half as many steps
+# seeds differ by more than half of MARGIN.
 OPTIONS = dict(
   steps=800,
   batch=4,
