@@ -26,6 +26,8 @@ html_theme_options = {
   "use_download_button": False,
 }
 html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 exclude_patterns = ["results/0.1.0/*.json"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # tests/notebooks_test.py runs them
