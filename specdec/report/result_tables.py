@@ -328,7 +328,7 @@ def compiled(documents: Mapping, name: str) -> str:
   """Steps that compile_tpu.py or compile_training.py compiled."""
   document = documents[name]
   parts = document["steps"], document["cost_model"], document["memory"]
-  return f"```\n{steps.table(*parts)}\n```"
+  return steps.markdown(*parts)
 
 
 def calibration(documents: Mapping, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Formats compiled steps for a terminal."""
+"""Formats compiled steps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,15 +17,29 @@ def table(
   memory: float,
 ) -> str:
   """Lists what each step of steps.compile_step needs and does, per chip, and
-  the estimates; or its error."""
+  the estimates; or its error. In lines, for a terminal."""
+  return columns(_HEADER, _lines(reports, estimates, memory))
+
+
+def markdown(
+  reports: Sequence[dict],
+  estimates: Mapping[str, Mapping[str, float]],
+  memory: float,
+) -> str:
+  """Returns the same with a step a column, which a page has the width for."""
+  names, *lines = zip(_HEADER, *_lines(reports, estimates, memory))
+  lines = [names, ["---"] * len(names), *lines]
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _lines(reports, estimates, memory) -> list[list[str]]:
   empty = [""] * (len(_HEADER) - 2)
-  lines = [
+  return [
     [report["step"], report["error"], *empty]
     if "error" in report
     else _line(report, estimates.get(report["step"]), memory)
     for report in reports
   ]
-  return columns(_HEADER, lines)
 
 
 def gathered(report: dict) -> str:
