@@ -357,9 +357,8 @@ class StepCost(NamedTuple):
 
   bytes: float = 0.0  # the drafter's weights that the pass reads
   flops: float = 0.0  # per row and token, without attention and projection
-  projected_flops: float = 0.0  # per row and projected token, on every chip
-  # The drafter's rows for the tokens of the whole vocabulary: every chip reads
-  # those of its part, of which it computes the logits;
+  # The drafter's rows for the tokens that it can draft: every chip reads those
+  # of its part, of which it computes the logits;
   split_bytes: float = 0.0
   split_flops: float = 0.0  # their FLOPs per row and projected token
   target_bytes: float = 0.0  # the target's weights that the pass reads,
@@ -371,7 +370,8 @@ class StepCost(NamedTuple):
   # The same of layers with a window: (it, position_bytes, position_flops).
   windows: tuple[tuple[Window, float, float], ...] = ()
   logits: int = 0  # float32 logits per projected token, on every chip
-  split_logits: int = 0  # and those of which every chip has its part
+  split_logits: int = 0  # those of which every chip has its part,
+  gathered_logits: int = 0  # and those of which it computes its part, gets all
   # Of mixtures of experts: (bytes of one, its FLOPs per token, how many there
   # are, how many a token chooses), a layer each.
   experts: tuple[tuple[float, float, int, int], ...] = ()

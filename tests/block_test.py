@@ -601,10 +601,11 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   assert cost.step.split_bytes == 4 * own
   held = every - own - encoder - V * rank - second - sure
   assert cost.step.bytes == 4 * held
-  # Of fewer tokens, every chip computes all logits.
   few = head_cost.drafter_cost(draft_head("dspark"), TARGET)
-  assert few.step.split_bytes == few.level.split_bytes == 0
-  assert few.step.bytes == 4 * (held + len(learned_kinds.IDS) * config.width)
+  fewer = len(learned_kinds.IDS)
+  assert few.step.split_bytes == 4 * fewer * config.width
+  assert few.level.split_bytes == 4 * fewer * rank
+  assert (few.step.bytes, few.level.bytes) == (4 * held, 4 * sure)
   for dtype in ("float32", "bfloat16"):  # KV is of the target's
     config = dataclasses.replace(TARGET, dtype=dtype)
     head = draft_head("dspark", full=True, config=config)

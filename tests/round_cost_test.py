@@ -307,9 +307,9 @@ def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
   assert parts["draft, 1 token"][0] == 2
 
 
-def test_every_chip_reads_its_part_of_rows_for_all_tokens():
-  """Of a drafter's own as of the target's, and it has its part of the logits;
-  all else, and the logits of fewer tokens, every chip reads whole."""
+def test_every_chip_reads_its_part_of_rows_for_tokens():
+  """Of a drafter's own as of the target's, and it has its part of the logits,
+  or gathers all of them; all else every chip reads whole."""
   step = StepCost(
     bytes=1e9, flops=1e9, split_bytes=8e8, split_flops=4e8, target_bytes=4e8
   )
@@ -322,10 +322,15 @@ def test_every_chip_reads_its_part_of_rows_for_all_tokens():
   wide = dataclasses.replace(LARGE, ways=4)
   some = step_cost(wide, StepCost(logits=100, split_logits=4000), 2, 3, 0)
   assert some.bytes == 2 * 4 * 6 * (100 + 1000)
+  fewer = step_cost(wide, StepCost(gathered_logits=100), 2, 3, 0)
+  assert fewer.bytes == 2 * 4 * 6 * (100 + 25)  # its part, and all
+  reduced = chips.all_reduce(wide.chip, 4, 4 * 6 * 100)
+  assert (fewer.sent, reduced.size > 0) == (reduced.size, True)
+  assert step_cost(LARGE, StepCost(gathered_logits=100), 2, 3, 0).bytes == 4800
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
-def test_fewer_logits_are_computed_whole_and_spread_in_parts(kind):
+def test_fewer_logits_are_computed_in_parts_gathered_and_spread(kind):
   cost = head_cost.drafter_cost(draft_head(kind), TARGET)
   for ways in (1, 2):
     parts = round_cost(dataclasses.replace(TINY, ways=ways), cost, 2, 3, 50)
@@ -335,8 +340,12 @@ def test_fewer_logits_are_computed_whole_and_spread_in_parts(kind):
       for term in part.terms
       if term.name == "logits"
     )
-    whole = (2 if kind == "dspark" else 1) * len(IDS)  # and by its successor
-    by_hand = 2 * 4 * 3 * 2 * (whole + TARGET.vocab_size / ways)
+    fewer = len(IDS)
+    computed = (2 if kind == "dspark" else 1) * fewer  # and by its successor
+    # One chip has computed what it gathers.
+    gathered = fewer if ways > 1 else 0
+    computed, spread = computed / ways, TARGET.vocab_size / ways
+    by_hand = 2 * 4 * 3 * 2 * (computed + gathered + spread)
     assert moved == pytest.approx(by_hand)
 
 
@@ -362,12 +371,13 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
   copied = 0 if full else rows
   assert drafter.weight_bytes == 4 * (head_cost.num_weights(net) + copied)
   step = drafter.step
-  own = full and config.head == "own"  # of which a chip of many reads a part
-  assert step.split_bytes == 4 * own * TARGET.vocab_size * config.width
+  num_tokens = TARGET.vocab_size if full else len(IDS)
+  own = num_tokens * config.width if config.head == "own" else 0
+  assert step.split_bytes == 4 * (own + copied)  # a chip of many reads a part
   assert step.target_bytes == 4 * (rows - copied)
   read = step.bytes + step.split_bytes + step.target_bytes
   assert read == 4 * head_cost.step_weights(head, TARGET)[0]
-  projected = step.projected_flops + step.split_flops + step.target_flops
+  projected = step.split_flops + step.target_flops
   assert 2 * (step.flops + projected) == read
   cost = round_cost(TINY, drafter, 3, 2, 50)
   parts = named(cost)

@@ -237,17 +237,22 @@ def step_cost(
     attention += m * (seen + tokens) * flops
   split = (step.split_bytes + step.target_bytes) / target.ways
   split_flops = (step.split_flops + step.target_flops) / target.ways
-  logits = step.logits + step.split_logits / target.ways
+  gathered, in_parts = step.gathered_logits, step.split_logits
+  if target.ways > 1:
+    in_parts += gathered
+  logits = step.logits + gathered + in_parts / target.ways
   exchanges = [(count, m * size) for count, size in step.all_reduces]
   if step.split_logits and draws:
     exchanges.append((DRAW * draws, 4 * n / draws))
+  if gathered:
+    exchanges.append((1, 4 * n * gathered))
   touched = computed = 0.0
   for size, flops, count, per_token in step.experts:
     touched += size * target.experts_touched(count, per_token, m)
     computed += m * per_token * flops
   terms = [
     Term("experts", touched, computed),
-    Term("weights", step.bytes, m * step.flops + n * step.projected_flops),
+    Term("weights", step.bytes, m * step.flops),
     Term("projection", split, n * split_flops),
     Term("KV read", read, attention),
     Term("KV written", written),

@@ -94,7 +94,7 @@ def _weights(head: BlockHead, net: PyTree, projection: Projection) -> _Weights:
   if candidates := _candidates(head):
     tables.append(successor["second"])
     rows_read = config.block.rank * (1 + candidates)
-  elif head.ids is None:
+  else:
     scored = num_weights([successor.get(x, {}) for x in ("second", "wide")])
   of_successor = num_weights(successor) + num_weights(
     net.get("confidence_head", {})
@@ -110,7 +110,7 @@ def _weights(head: BlockHead, net: PyTree, projection: Projection) -> _Weights:
       for name in "kv"
     ]
   )
-  elsewhere = num_weights(tables) + of_successor + encoder + projection.split
+  elsewhere = num_weights(tables) + of_successor + encoder + projection.own
   return _Weights(
     block=num_weights(net) - elsewhere,
     context=encoder + keys_values,
@@ -137,15 +137,15 @@ def _block_pass(
     embeddings = 1 + (config.block.mask_token >= 0)
     embed_bytes = embeddings / head.num_slots() * size * target.width
     all_reduces.append((1, embed_bytes))
-  if candidates and head.ids is None:  # of a slot: who they are, their logits
+  if candidates:  # of a slot: who they are, their logits
     all_reduces += [(2 * candidates, 4), (1, 4 * candidates)]
-  # Every candidate is a search through all logits of a slot.
-  logits = projection.logits(spread=not _has_successor(head))
-  logits = {name: (1 + candidates) * count for name, count in logits.items()}
-  own_bytes = projection.own_size * (weights.block - projection.reduced)
+  logits = projection.logits()
+  if _has_successor(head):  # which takes them as they are
+    # Every candidate is a search through all logits of a slot.
+    logits = {"split_logits": (1 + candidates) * projection.num_tokens}
   return StepCost(
-    bytes=own_bytes + projection.whole_bytes,
-    flops=2 * (weights.block - projection.reduced),
+    bytes=projection.own_size * weights.block,
+    flops=2 * weights.block,
     **projection.step_fields(),
     position_bytes=kv_bytes * num_full,
     position_flops=score_flops * num_full,
@@ -172,5 +172,5 @@ def _successor(
     split_bytes=size * weights.successor_logits,
     split_flops=2 * weights.successor_logits,
     all_reduces=((1, row),) if embeds else (),
-    **projection.logits(),
+    **projection.logits(gathers=not _candidates(head)),
   )

@@ -62,8 +62,9 @@ class _Block(NamedTuple):
     )
     head = self.head
     state, logits = head.step(*self.weights, state, tokens, *at_level, level)
-    logits = draft_heads.spread(head, logits)
-    return state, self.place(logits, "rows", None, "vocab")
+    if head.head_config.block.successor != "selector":
+      logits = draft_heads.in_parts(logits, self.place)
+    return state, draft_heads.spread(head, logits, self.place)
 
   def confidence(self, token: Array, level: int | Array) -> Array:
     """Returns [B], how likely what follows token [B, 1] is accepted."""
@@ -180,7 +181,8 @@ def _run_block(
     *weights, context.pending, views[0].positions[:, None], attends
   )
   hidden = hidden[:, 0, :depth]
-  offered = head.offer(weights[0], head.logits(*weights, hidden))
+  logits = draft_heads.in_parts(head.logits(*weights, hidden), place)
+  offered = head.offer(weights[0], logits)
   block = _Block(head, weights, place, hidden, offered)
   return block, cache.replace(layers=layers)
 

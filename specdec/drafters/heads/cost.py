@@ -69,7 +69,7 @@ def drafter_cost(
     position_bytes=size * kv,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=own_size * body + projection.whole_bytes,
+      bytes=own_size * body,
       flops=2 * body,
       **projection.step_fields(),
       position_bytes=size * kv,

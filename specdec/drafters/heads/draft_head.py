@@ -325,14 +325,23 @@ def target_weights_of(params: Params) -> TargetWeights:
   return TargetWeights(target["embed"]["weight"], head)
 
 
-def spread(draft_head: DraftHead, logits: Array) -> Array:
-  """[..., n] over the tokens it can draft to [..., V]; -inf elsewhere."""
-  if draft_head.ids is None:
-    return logits
-  place = np.full((draft_head.vocab_size,), len(draft_head.ids), np.int32)
-  place[draft_head.ids] = np.arange(len(draft_head.ids))
-  none = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
-  return jnp.concatenate([logits, none], axis=-1)[..., place]
+def in_parts(logits: Array, place: Place) -> Array:
+  """Splits logits [B, T, n], which are to be computed, over a mesh's chips: so
+  each reads its part of the projection's rows, and not all of them."""
+  return place(logits, "rows", None, "vocab")
+
+
+def spread(
+  draft_head: DraftHead, logits: Array, place: Place = sharding.anywhere
+) -> Array:
+  """[B, T, n] over the tokens it can draft to [B, T, V]; -inf elsewhere."""
+  if draft_head.ids is not None:
+    logits = place(logits, "rows", None, None)
+    column = np.full((draft_head.vocab_size,), len(draft_head.ids), np.int32)
+    column[draft_head.ids] = np.arange(len(draft_head.ids))
+    none = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
+    logits = jnp.concatenate([logits, none], axis=-1)[..., column]
+  return in_parts(logits, place)
 
 
 def in_dtype(net: PyTree, dtype: str) -> PyTree:

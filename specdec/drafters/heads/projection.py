@@ -18,63 +18,57 @@ class Projection(NamedTuple):
   """The weights of a head's vocabulary projection, by where they lie.
 
   Rows of the target's projection are read in place, unless the head drafts from
-  a smaller vocabulary: then it holds a copy of them. Of the whole vocabulary
-  every chip reads its part, of fewer tokens all.
+  a smaller vocabulary: then it holds a copy of them. Every chip reads its part.
 
   Attributes:
     shared: the target's weights that the head reads.
     copied: those that it holds a copy of.
-    split: weights of its own, of the whole vocabulary.
-    reduced: weights of its own, of fewer tokens.
+    own: weights of its own.
     own_size: bytes of a weight of its own.
     target_size: bytes of a weight that is shared or copied.
     num_tokens: how many it can draft.
+    num_reduced: the same, 0 if it can draft all.
     vocab_size: of the target.
   """
 
   shared: int
   copied: int
-  split: int
-  reduced: int
+  own: int
   own_size: float
   target_size: float
   num_tokens: int
+  num_reduced: int
   vocab_size: int
 
   @property
   def num_weights(self) -> int:
-    return self.shared + self.copied + self.split + self.reduced
+    return self.shared + self.copied + self.own
 
   @property
   def copied_bytes(self) -> float:
     return self.target_size * self.copied
 
-  @property
-  def whole_bytes(self) -> float:
-    """What every chip reads in full."""
-    return self.own_size * self.reduced + self.copied_bytes
-
   def step_fields(self) -> dict[str, Any]:
     """Returns the fields of StepCost that it alone fills, logits left out."""
     return dict(
-      projected_flops=2 * (self.reduced + self.copied),
-      split_bytes=self.own_size * self.split,
-      split_flops=2 * self.split,
+      split_bytes=self.own_size * self.own + self.copied_bytes,
+      split_flops=2 * (self.own + self.copied),
       target_bytes=self.target_size * self.shared,
       target_flops=2 * self.shared,
     )
 
-  def logits(self, spread: bool = True) -> dict[str, int]:
+  def logits(self, gathers: bool = True) -> dict[str, int]:
     """Returns the fields of StepCost that say how many logits a token has.
 
-    Of fewer tokens than the target's, every chip computes all of them, and
-    gathers its part of the whole vocabulary from them if they are spread.
+    Of fewer tokens than the target's, every chip gathers all of them, and takes
+    its part of the whole vocabulary from them.
+
+    Args:
+      gathers: False: every chip computes all of them.
     """
-    if not self.reduced and not self.copied:
-      return {"split_logits": self.vocab_size}
     return {
-      "logits": self.num_tokens,
-      "split_logits": self.vocab_size if spread else 0,
+      "split_logits": self.vocab_size,
+      "gathered_logits" if gathers else "logits": self.num_reduced,
     }
 
 
@@ -90,11 +84,9 @@ def of(
   num_tokens = len(head.ids) if reduces else head.vocab_size
   own_size = weight_size(target, form)
   target_size = params.head_weight_size(target)
-  shared = copied = split = reduced = 0
-  if config.head == "own" and reduces:
-    reduced = num_tokens * config.width
-  elif config.head == "own":
-    split = num_tokens * config.width
+  shared = copied = own = 0
+  if config.head == "own":
+    own = num_tokens * config.width
   elif reduces:
     copied = num_tokens * target.width
     if form:
@@ -104,8 +96,8 @@ def of(
   else:
     shared = num_tokens * target.width
   return Projection(
-    *(shared, copied, split, reduced, own_size, target_size),
-    *(num_tokens, head.vocab_size),
+    *(shared, copied, own, own_size, target_size),
+    *(num_tokens, num_tokens if reduces else 0, head.vocab_size),
   )
 
 

@@ -142,10 +142,10 @@ def drafter(
     )
 
     def finish(logits):
-      logits = draft_heads.spread(draft_head, logits)
-      return place(logits, "rows", None, "vocab")
+      return draft_heads.spread(draft_head, logits, place)
 
     logits = draft_head.logits(*weights, stepped, 0)
+    logits = draft_heads.in_parts(logits, place)
     draft = mask_slots.draw(context, shape, logits, finish)
     return draft, state._replace(cache=state.cache.replace(layers=layers))
 
@@ -170,15 +170,14 @@ def drafter(
       stepped, layers = draft_head.step(
         *weights, tokens, hidden, carry.layers, view, carry.level, exit_hidden
       )
-      logits = draft_heads.spread(
-        draft_head, draft_head.logits(*weights, stepped, carry.level)
-      )
+      logits = draft_head.logits(*weights, stepped, carry.level)
+      logits = draft_heads.in_parts(logits, place)
       if carry.hidden is not None:
         stepped = jnp.concatenate([carry.hidden, stepped], axis=1)
       carry = carry._replace(
         level=carry.level + 1, layers=layers, hidden=stepped
       )
-      return carry, place(logits, "rows", None, "vocab")
+      return carry, draft_heads.spread(draft_head, logits, place)
 
     def run(carry, tokens, parents, first, need_logits):
       """One level: each node goes on from its parent's hidden state."""
