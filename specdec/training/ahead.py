@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec.benchmark.target import config_of, source_of
 from specdec.compiled import lowering, memory_plan
+from specdec.drafters.heads import draft_head
 from specdec.models import transformer
 from specdec.training import drafting, loop, placing
 from specdec.training.setup import HeadSetup
@@ -66,7 +67,7 @@ def step(
   lie = loop.shardings(
     state,
     optimizer,
-    placing.shardings(head, net, where.draft),
+    draft_head.shardings(head, net, where.draft),
     where.target.sharding(()),
   )
   state = jax.tree.map(lowering.shaped, state, lie)

@@ -16,10 +16,10 @@ import numpy as np
 
 from specdec import drafters, multihost, sharding
 from specdec.compiled import memory_plan
+from specdec.drafters.heads import draft_head
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import Growing
-from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.sharding import Placement, Places
 from specdec.training.options import Options
@@ -50,11 +50,7 @@ def places(
   """
   if mesh is None:
     return Places(None)
-  counts = None
-  if head_config:
-    # Matrices outside of its layers are split where that is possible.
-    layers = head_config.layers.counts | {"vocab": 0}
-    counts = layers if head_config.num_layers else dict.fromkeys(layers, 0)
+  counts = head_config and head_config.counts
   where = sharding.places(mesh, target.counts, counts, draft_ways, devices)
   check_rows(mesh, where.target, options)
   return where
@@ -109,25 +105,9 @@ def put(head: AnyHead, net: PyTree, place: Placement | None) -> PyTree:
   """Returns a head's weights, which every process has, on their devices."""
   if place is None:
     return net
-  return jax.tree.map(multihost.put, net, shardings(head, net, place))
-
-
-def shardings(head: AnyHead, net: PyTree, place: Placement) -> PyTree:
-  """Returns the NamedSharding of every weight of a head.
-
-  Args:
-    net: arrays or shapes.
-  """
-  in_layers = model_params.layer_axes(head.head_config.layers)
-
-  def of_leaf(path, x) -> jax.sharding.NamedSharding:
-    name = "/".join(part.key for part in path)
-    for end, axes in in_layers.items():
-      if name.endswith(f"/{end}"):
-        return place.sharding(axes, name, x.shape)
-    return place.sharding(place.by_size(x.shape), name)
-
-  return jax.tree_util.tree_map_with_path(of_leaf, net)
+  return jax.tree.map(
+    multihost.put, net, draft_head.shardings(head, net, place)
+  )
 
 
 def plan(
@@ -150,7 +130,7 @@ def plan(
     net = jax.eval_shape(head.init, jax.random.key(0))
     shapes = [x.shape for x in jax.tree.leaves(net)]
     if where.draft:
-      lie = jax.tree.leaves(shardings(head, net, where.draft))
+      lie = jax.tree.leaves(draft_head.shardings(head, net, where.draft))
       shapes = [to.shard_shape(shape) for to, shape in zip(lie, shapes)]
     head_size = 4 * sum(map(math.prod, shapes))  # float32
   if trains_target:

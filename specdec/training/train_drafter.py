@@ -14,7 +14,7 @@ import numpy as np
 from specdec import checkpoints
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.drafters.heads import vocabulary
+from specdec.drafters.heads import draft_head, vocabulary
 from specdec.models import transformer
 from specdec.training import (
   data,
@@ -152,6 +152,6 @@ def train(
       target.params,
       saved.rounded(placing.gathered(net, where.draft)),
     ),
-    where=where.draft and placing.shardings(unrolled, params, where.draft),
+    where=where.draft and draft_head.shardings(unrolled, params, where.draft),
     evaluated=evaluated,
   )

@@ -10,7 +10,7 @@ import jax
 
 from specdec import checkpoints, drafters, multihost
 from specdec.checkpoints import learned as saved
-from specdec.drafters.heads import vocabulary
+from specdec.drafters.heads import draft_head, vocabulary
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.training import data, evaluate, joint, placing, run, saving
@@ -76,7 +76,7 @@ def train(
     net = serving.init(jax.random.key(options.seed))
     params["drafter"] = net = placing.put(unrolled, net, where.draft)
     if where.draft:
-      lie["drafter"] = placing.shardings(unrolled, net, where.draft)
+      lie["drafter"] = draft_head.shardings(unrolled, net, where.draft)
     net_size = sum(x.size for x in jax.tree.leaves(net))
     size += f" and {net_size / 1e6:.2f} M of the drafter"
   elif setup.layer_skip:

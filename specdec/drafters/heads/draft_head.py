@@ -22,7 +22,7 @@ from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
 from specdec.models.linear import Linear, RMSNorm
-from specdec.models.params import cast
+from specdec.models.params import cast, layer_axes
 from specdec.models.transformer import (
   MLP,
   Attention,
@@ -365,6 +365,29 @@ def weights_of(
   if draft_head.head_config.head == "shared" and draft_head.ids is not None:
     draft["head"] = drafted_rows(draft_head.ids, target)
   return draft
+
+
+def shardings(
+  draft_head: DraftHead, weights: PyTree, place: sharding.Placement
+) -> PyTree:
+  """Returns the NamedSharding of every weight of a head.
+
+  Heads and inner columns of decoder layers are split as a model's are, every
+  other matrix along the first dimension that chips divide; vectors are whole.
+
+  Args:
+    weights: arrays or shapes.
+  """
+  in_layers = layer_axes(draft_head.head_config.layers)
+
+  def of_leaf(path, x) -> jax.sharding.NamedSharding:
+    name = "/".join(part.key for part in path)
+    for end, axes in in_layers.items():
+      if name.endswith(f"/{end}"):
+        return place.sharding(axes, name, x.shape)
+    return place.sharding(place.by_size(x.shape), name)
+
+  return jax.tree_util.tree_map_with_path(of_leaf, weights)
 
 
 def projection(target: PyTree) -> Array:

@@ -293,6 +293,13 @@ class HeadConfig:
       vocab_size=1, num_layers=max(self.num_layers, 1), **fields
     )
 
+  @property
+  def counts(self) -> dict[str, int]:
+    """What chips that share out its weights are to divide, as of a decoder;
+    matrices outside of its layers are split where that is possible."""
+    counts = self.layers.counts | {"vocab": 0}
+    return counts if self.num_layers else dict.fromkeys(counts, 0)
+
   def check(self, target: TransformerConfig) -> None:
     """Refuses a target that it cannot draft for.
 
