@@ -146,6 +146,10 @@ class Placement:
     names = self._dividing(names, x.shape[0])
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
+  def whole(self) -> "Placement":
+    """Returns that of which every device has all, but for the rows."""
+    return Placement(self.mesh, Rules(rows=self.rules.rows))
+
   def on_each(
     self,
     f: Callable[..., PyTree],

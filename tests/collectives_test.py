@@ -56,15 +56,16 @@ def test_a_draft_model_exchanges_as_its_compiled_program_does(name):
   assert ours == (pytest.approx(count), pytest.approx(size, rel=1e-4))
 
 
+@pytest.mark.parametrize("ways", [1, 8])
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
-def test_a_head_exchanges_as_its_compiled_program_does(name):
-  settings, count, size = compiled(f"tpu_{name}")
+def test_a_head_exchanges_as_its_compiled_program_does(name, ways):
+  settings, count, size = compiled(f"tpu_{name}" + "_shared" * (ways > 1))
   target = presets.get("llama3-8b", "bfloat16")
   config = head_presets.get(name, target)
   ids = np.arange(config.vocabulary) if config.vocabulary else None
   head = drafters.LEARNED[config.kind](config, target, ids)
   [k], [batch] = settings["k"], settings["batch"]
-  cost = head_cost.drafter_cost(head, target)
+  cost = head_cost.drafter_cost(head, target, ways=ways)
   ours = exchanged(target, cost, k, batch)
   assert ours == (pytest.approx(count), pytest.approx(size))
   alone = Deployment(shapes.of_config(target), COUNTING)

@@ -139,11 +139,12 @@ def is_head(drafter):
   return drafter not in DRAFTERS
 
 
-def lying(mesh, less=False, head=False) -> sharding.Places:
-  """Where target and draft lie; less: the draft on half of the chips."""
+def lying(mesh, less=False, head=False, shared=1) -> sharding.Places:
+  """Where target and draft lie; less: the draft on half of the chips; shared:
+  over how many a head is."""
   data, model = mesh
-  counts = learned_kinds.head_config("mtp").layers.counts if head else None
-  ways = 1 if head else max(1, model // 2) if less else model
+  counts = learned_kinds.head_config("mtp").counts if head else None
+  ways = shared if head else max(1, model // 2) if less else model
   text = f"data:{data},model:{model}"
   return sharding.places(text, TARGET.counts, counts or DRAFT.counts, ways)
 
@@ -240,7 +241,11 @@ def decoded(drafter, rule, where=None, decoding=decode.generate, **options):
   target, draft = weights(drafter if whole else "model")
   if where:
     target = put(target, TARGET, where.target)
-    if whole:
+    if is_head(drafter):
+      head = head_of(drafter, TARGET, where.draft)
+      lies = draft_heads.shardings(head, draft, where.draft)
+      draft = jax.device_put(draft, lies)
+    elif whole:
       draft = jax.device_put(draft, where.target.sharding(()))
     else:
       draft = put(draft, DRAFT, where.draft)
@@ -298,6 +303,31 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
   cache = getattr(draft_state, "cache", draft_state)
   for buffer in jax.tree.leaves(cache.layers):
     assert buffer.sharding.shard_shape(buffer.shape)[:2] == (rows, heads)
+
+
+def shared_out():
+  """Every kind in one of its shapes; most are slow."""
+  for number, kind in enumerate((*HEAD_KINDS, *learned_kinds.BLOCKS)):
+    names = [x for x in HEADS + BLOCKS if x.split()[0] == kind]
+    rule, mesh = (
+      ("coupled", "rejection")[number % 2],
+      ((4, 2), (2, 4))[number // 2 % 2],
+    )
+    quick = kind in ("eagle3", "domino")
+    name = names[number % len(names)]
+    yield pytest.param(name, rule, mesh, marks=() if quick else SLOW)
+
+
+@pytest.mark.parametrize("drafter, rule, mesh", [*shared_out()], ids=str)
+def test_a_head_may_be_shared_out(drafter, rule, mesh):
+  where = lying(mesh, head=True, shared=2)
+  _, draft = weights(drafter)
+  head = head_of(drafter, TARGET, where.draft)
+  parts = jax.tree.leaves(draft_heads.shardings(head, draft, where.draft))
+  assert sum(not part.is_fully_replicated for part in parts) > 0
+  state = decoded(drafter, rule, where)
+  assert_same(state, one_device(drafter, rule))
+  assert state.stats.drafted.sum() > 0
 
 
 @pytest.mark.parametrize("mesh", [(2, 4), pytest.param((8, 1), marks=SLOW)])

@@ -89,7 +89,11 @@ def test_a_config_is_a_setup():
     (dict(dtype="float16"), "did you mean bfloat16"),
     (dict(target="preset:llama3-1b"), "a shape alone"),
     (dict(draft_ways=2), "draft_ways is for a mesh"),
-    (dict(draft_ways=2, mesh="model:2"), "for a draft model"),
+    (dict(draft_ways=2, mesh="model:2"), "for a draft model or a trained h"),
+    (
+      dict(drafter="head(mtp, weights=int8)", draft_ways=2, mesh="model:2"),
+      "a head in integers is not shared out",
+    ),
     (dict(mesh="rows:2"), "'rows:2' is no axis"),
     (dict(acceptance="greedy", temperature=1.0), "would not sample"),
     (dict(shape="chains(2)", drafter="lookup"), "chain"),

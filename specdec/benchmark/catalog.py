@@ -253,6 +253,7 @@ def _head(
       f"k = {levels}; {path} drafts {most} tokens in a row at most"
     )
   place = target.places and target.places.target
+  own_place = target.draft_place or (place and place.whole())
   if target.abstract or preset:
     # Which tokens it drafts makes no difference to costs.
     ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
@@ -260,10 +261,10 @@ def _head(
   else:
     trained = not target.random_weights
     learned = saved.load(path, target.checkpoint, trained, target.fingerprint)
-  head = learned.draft_head(config, target.draft_place)
+  head = learned.draft_head(config, own_place)
   if target.abstract:
     draft = lowering.head_weights(
-      head, target.checkpoint.params, place, config.dtype, form
+      head, target.checkpoint.params, own_place, config.dtype, form
     )
   else:
     net = head.init(jax.random.key(target.seed)) if preset else learned.net
@@ -271,14 +272,15 @@ def _head(
     draft = heads.weights_of(head, net, target.checkpoint.params)
     if form:
       draft = heads.quantize(draft, form)
-    if place:  # every device has all of it
-      draft = jax.device_put(draft, place.sharding(()))
+    if own_place:
+      draft = jax.device_put(draft, heads.shardings(head, draft, own_place))
     else:
       draft = layouts.pack(draft)
   drafter = drafters.from_head(
     head, target.model, shape, place, max_external_drafts
   )
-  cost = head_cost(head, config, form)
+  ways = own_place.ways("mlp") if own_place else 1
+  cost = head_cost(head, config, form, ways)
   return Weighted(drafter._replace(cost=cost), draft)
 
 

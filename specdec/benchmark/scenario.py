@@ -9,6 +9,7 @@ import functools
 from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, config_of, source_of
+from specdec.drafters.heads.cost import shared_out
 from specdec.models import presets, weight_formats
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import STORED
@@ -32,7 +33,9 @@ class Scenario:
   # share of the target's weights.
   drafter: str
   deployment: Deployment  # of the target; drafts have its chips and dtypes
-  draft_ways: int | None = None  # chips of a draft model; None: the target's
+  # Chips that share out the draft's weights; None: the target's of a draft
+  # model, 1 of a trained head.
+  draft_ways: int | None = None
   most: int = 8  # largest k
   calibration: Calibration | None = None  # of the machine that the chip is
 
@@ -45,9 +48,11 @@ class Scenario:
         f"{self.drafter}: every k up to most = {self.most} is priced; leave k "
         "out"
       )
-    if self.draft_ways is not None and self.draft_name is None:
+    is_head = any(_is(call, *catalog.HEADS) for call in self.drafter_calls)
+    if self.draft_ways is not None and not (is_head or self.draft_name):
       raise ValueError(
-        f"draft_ways is for a draft model; {self.drafter} is none"
+        "draft_ways is for a draft model or a trained head, and "
+        f"{self.drafter} is none"
       )
     layers = self.deployment.shape.layers
     if self.deployment.source and not any(x.source_kv for x in layers):
@@ -132,7 +137,8 @@ class Scenario:
     if name in presets.names():
       name = PRESET + name
     setup = Setup(name, drafter, k=self.most, dtype=dtype, random_weights=True)
-    cost = abstract.drafter(setup, abstract.target(setup)).drafter.cost
+    built = abstract.target(setup)
+    cost = abstract.drafter(setup, built).drafter.cost
     if cost is None or not cost.is_complete:
       raise ValueError(
         f"{drafter} has no cost: its Drafter does not say what it holds and "
@@ -141,7 +147,11 @@ class Scenario:
     # Of the target's weights a head reads what the target itself would.
     size = BYTES[weights] / BYTES[dtype] * cost.step.target_bytes
     step = cost.step._replace(target_bytes=size)
-    return dataclasses.replace(cost, step=step)
+    cost = dataclasses.replace(cost, step=step)
+    if not setup.has_heads or self.draft_ways is None:
+      return cost
+    config = built.checkpoint.config
+    return shared_out(cost, setup.head_config(config), config, self.draft_ways)
 
   @functools.cached_property
   def pair(self) -> TargetDraftPair:

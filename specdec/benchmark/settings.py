@@ -19,7 +19,9 @@ from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES
 from specdec.benchmark.target import PRESET, Target, check_kv
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import weight_formats
+from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import STORED
 from specdec.types import AcceptanceRule
 from specdec.utils import calls
@@ -112,8 +114,9 @@ class Settings:
     mesh: data:N,model:M: N groups of M devices; each group has all weights, and
       shares out heads, inner columns and vocabulary among its M. Default: one
       device.
-    draft_ways: Of the M devices of a group (mesh), how many share the draft
-      model's weights; 1: each has all of them. Default: M.
+    draft_ways: Of the M devices of a group (mesh), how many share the draft's
+      weights; 1: each has all of them. Default: M of a draft model, 1 of a
+      trained head.
   """
 
   target: str = shipped.TARGET
@@ -170,6 +173,23 @@ class Settings:
     self._check_sampling()
     self._check_drafters()
 
+  def _check_draft_ways(self) -> None:
+    """Refuses to share out a drafter whose weights have no rule for it."""
+    head = self.call_of(*catalog.HEADS)
+    if head is None and self.call_of("model", "pard") is None:
+      raise ValueError(
+        "draft_ways is for a draft model or a trained head, and "
+        f"{self.drafter} is none"
+      )
+    if self.draft_ways == 1 or head is None:
+      return
+    if len([x for x in self.drafter_calls if x.name in catalog.HEADS]) > 1:
+      raise ValueError("draft_ways is for one trained head, not for two")
+    if catalog.arguments_of(head)["weights"] is not None:
+      raise ValueError(
+        f"draft_ways = {self.draft_ways}: a head in integers is not shared out"
+      )
+
   def _check_type(self, field: dataclasses.Field) -> None:
     """Refuses a value of another type, or beyond 32 bits."""
     name, kind, value = field.name, kind_of(field), getattr(self, field.name)
@@ -215,10 +235,8 @@ class Settings:
       )
     if not self.levels and self.shape != "chain":
       raise ValueError(f"shape = {self.shape} needs k >= 1, the tree's levels")
-    if self.draft_ways is not None and self.call_of("model", "pard") is None:
-      raise ValueError(
-        f"draft_ways is for a draft model, and {self.drafter} is none"
-      )
+    if self.draft_ways is not None:
+      self._check_draft_ways()
     shape, rule, leading = self.make_shape(), self.make_rule(), 0
     length = self.synthetic_length
     if length is not None and self.shape != "chain":
@@ -422,11 +440,14 @@ class Settings:
   @property
   def most_levels(self) -> int | None:
     """Levels that a head has at most; None: any number."""
-    call = self.call_of(*catalog.HEADS)
-    if call is None:
+    if not self.has_heads:
       return None
-    file = catalog.arguments_of(call)["file"]
-    return catalog.inspect_head(file, self.target_config())[1].most_levels
+    return self.head_config(self.target_config()).most_levels
+
+  def head_config(self, target: TransformerConfig) -> HeadConfig:
+    """Returns the config of the trained head that drafts; reads no weights."""
+    file = catalog.arguments_of(self.call_of(*catalog.HEADS))["file"]
+    return catalog.inspect_head(file, target)[1]
 
 
 def checksums_of(names: Iterable[str]) -> dict[str, int]:

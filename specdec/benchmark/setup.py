@@ -166,8 +166,8 @@ class Setup(Settings):
       return None
     draft, ways = self._draft_config, self.draft_ways
     counts = draft and draft.counts
-    if self.has_heads:  # every device has all of a head
-      counts, ways = config.counts, 1
+    if self.has_heads:
+      counts, ways = self.head_config(config).counts, ways or 1
     return sharding.places(self.mesh, config.counts, counts, ways, devices)
 
   @property

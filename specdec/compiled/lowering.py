@@ -62,7 +62,7 @@ def head_weights(
 
   Args:
     target: the target's parameters, as shapes.
-    place: of the target; every device has all of a head.
+    place: of the head.
     dtype: of the head's weights.
     form: of its matrices, if they are integers.
   """
@@ -73,7 +73,9 @@ def head_weights(
     return draft_head.quantize(draft, form) if form else draft
 
   shapes = jax.eval_shape(weights, jax.random.key(0), target)
-  return replicated(shapes, place)
+  if place is None:
+    return shapes
+  return jax.tree.map(shaped, shapes, draft_head.shardings(head, shapes, place))
 
 
 def replicated(tree: PyTree, place: sharding.Placement | None) -> PyTree:

@@ -136,7 +136,7 @@ def plan(
       output.
     num_nodes: nodes of a draft; logits and probabilities are
       [batch, num_nodes, V].
-    drafter: what the drafter holds besides `draft`; its weights are replicated.
+    drafter: what the drafter holds besides `draft`, on one device.
       Unknown sizes are left out, with a caveat.
     prompt_size: P, tokens of the prompt buffer, or of the encoder's source; 0:
       unknown.

@@ -79,15 +79,10 @@ def heads(
     place: of the head in training; it drafts with all of its weights on every
       device.
   """
-  serving = place and whole(place)
+  serving = place and place.whole()
   training = Growing(place) if place else Growing()
   make = drafters.LEARNED[head_config.kind]
   return tuple(make(head_config, target, ids, x) for x in (serving, training))
-
-
-def whole(place: Placement) -> Placement:
-  """Returns the placement of which every device has all, but for the rows."""
-  return Placement(place.mesh, sharding.Rules(rows=place.rules.rows))
 
 
 def gathered(net: PyTree, place: Placement | None) -> PyTree:

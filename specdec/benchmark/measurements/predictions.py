@@ -65,15 +65,17 @@ PREDICTIONS = (
 
 
 def heads() -> Iterable[Measurement]:
-  """Steps with a published head of an 8 B model, compiled for eight v5e."""
+  """Steps with a published head of an 8 B model, compiled for eight v5e: on
+  each of them whole, and shared out."""
   for head, k in (("eagle3", 4), ("dflash", 15)):
-    yield Measurement(
-      f"tpu_{head}",
-      f"compile_tpu {_8B} --drafter=head(preset:{head}) --batch=1 --k={k} "
-      f"{SAMPLED} --steps=draft,verify,loop",
-      1.5,
-      needs=_TPU,
-    )
+    for name, flag in (("", ""), ("_shared", "--draft_ways=8 ")):
+      yield Measurement(
+        f"tpu_{head}{name}",
+        f"compile_tpu {_8B} --drafter=head(preset:{head}) {flag}--batch=1 "
+        f"--k={k} {SAMPLED} --steps=draft,verify,loop",
+        1.5,
+        needs=_TPU,
+      )
 
 
 def slices() -> Iterable[Measurement]:

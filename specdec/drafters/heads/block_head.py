@@ -108,7 +108,7 @@ def block_from_module(
 
   Args:
     ids: [n] tokens that it can draft; None: all.
-    place: on a mesh; its weights lie whole on every chip.
+    place: on a mesh.
 
   Raises:
     ValueError: the head config does not fit the target, or the ids the head

@@ -1,15 +1,18 @@
 """What a trained head holds and what a draft token reads, by tracing it."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from specdec import sharding
 from specdec.drafters.heads import block_cost
 from specdec.drafters.heads import projection as projections
 from specdec.drafters.heads.block_head import AnyHead
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.head_kinds import KINDS
 from specdec.drafters.heads.projection import num_weights
 from specdec.models import attention
@@ -22,6 +25,7 @@ def drafter_cost(
   draft_head: AnyHead,
   target: TransformerConfig,
   form: WeightFormat | None = None,
+  ways: int = 1,
 ) -> DrafterCost:
   """Counts what a head holds and what its step reads; see block_cost of blocks.
 
@@ -30,10 +34,60 @@ def drafter_cost(
 
   Args:
     form: of its matrices, if they are integers.
+    ways: chips that share out its weights.
   """
+  make = block_cost.drafter_cost if draft_head.head_config.block else _by_steps
+  cost = make(draft_head, target, form)
+  return shared_out(cost, draft_head.head_config, target, ways)
+
+
+def shared_out(
+  cost: DrafterCost, config: HeadConfig, target: TransformerConfig, ways: int
+) -> DrafterCost:
+  """Returns the cost of a chip of so many that share out a head's matrices."""
+  if ways == 1:
+    return cost
+  kv_ways = sharding.shards(ways, config.layers.num_kv_heads)
+  summed = projections.item_size(target) * config.width
+
+  def shared(step: StepCost) -> StepCost:
+    # Of every layer, after attention and after the MLP.
+    sums = (2 * config.num_layers, summed)
+    return step._replace(
+      bytes=step.bytes / ways,
+      flops=step.flops / ways,
+      position_bytes=step.position_bytes / kv_ways,
+      position_flops=step.position_flops / ways,
+      written_bytes=step.written_bytes / kv_ways,
+      windows=tuple(
+        (window, size / kv_ways, flops / ways)
+        for window, size, flops in step.windows
+      ),
+      experts=tuple(
+        (size / ways, flops / ways, *rest)
+        for size, flops, *rest in step.experts
+      ),
+      all_reduces=(*step.all_reduces, sums) if step.layers else (),
+    )
+
+  return dataclasses.replace(
+    cost,
+    weight_bytes=cost.weight_bytes / ways,
+    position_bytes=cost.position_bytes / kv_ways,
+    step=shared(cost.step),
+    update=cost.update and shared(cost.update),
+    level=cost.level
+    and shared(cost.level)._replace(all_reduces=cost.level.all_reduces),
+  )
+
+
+def _by_steps(
+  draft_head: AnyHead,
+  target: TransformerConfig,
+  form: WeightFormat | None,
+) -> DrafterCost:
+  """Returns the cost of a head that drafts level by level."""
   config = draft_head.head_config
-  if config.block:
-    return block_cost.drafter_cost(draft_head, target, form)
   net, encoded = _shapes(draft_head, target)
   projection = projections.of(draft_head, target, form)
   read, embeds = step_weights(draft_head, target)

@@ -244,7 +244,7 @@ def head_from_module(
 
   Args:
     ids: [n] tokens that it can draft; None: all.
-    place: on a mesh; its weights lie whole on every chip.
+    place: on a mesh.
 
   Raises:
     ValueError: the head config does not fit the target, or the ids the head
@@ -378,6 +378,8 @@ def shardings(
   Args:
     weights: arrays or shapes.
   """
+  if place.ways("mlp") == 1:
+    return jax.tree.map(lambda _: place.sharding(()), weights)
   in_layers = layer_axes(draft_head.head_config.layers)
 
   def of_leaf(path, x) -> jax.sharding.NamedSharding:
