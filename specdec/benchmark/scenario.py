@@ -150,8 +150,13 @@ class Scenario:
     cost = dataclasses.replace(cost, step=step)
     if not setup.has_heads or self.draft_ways is None:
       return cost
-    config = built.checkpoint.config
-    return shared_out(cost, setup.head_config(config), config, self.draft_ways)
+    ways, config = self.draft_ways, built.checkpoint.config
+    head = setup.head_config(config)
+    if head.counts["query"] % ways or head.counts["mlp"] % ways:
+      raise ValueError(
+        f"{ways} chips do not divide the heads or inner columns of {drafter}"
+      )
+    return shared_out(cost, head, config, ways)
 
   @functools.cached_property
   def pair(self) -> TargetDraftPair:

@@ -82,8 +82,8 @@ def define(flags: Flags) -> None:
   flags.integer(
     "draft_ways",
     None,
-    "Chips that share the draft model's; 1: each has all of it. Default: "
-    "--ways.",
+    "Chips that share the draft's; 1: each has all of it. Default: --ways of a "
+    "draft model, 1 of a trained head.",
   )
   flags.float(
     "correlation",
