@@ -315,6 +315,38 @@ def shards(model: int, kv_heads: int) -> int:
   return math.gcd(model, kv_heads)
 
 
+def check_divides(
+  counts: Mapping[str, int], ways: int, who: str = "the model"
+) -> None:
+  """Raises ValueError where so many chips do not divide what they are to share;
+  counts as of `place`."""
+  # Experts are divided, if they can be, else each of them; or there are none.
+  if counts.get("experts") and not counts["experts"] % ways:
+    counts = {**counts, "mlp": 0}
+  for name, words in _DIVIDED.items():
+    if (count := counts.get(name, 0)) % ways:
+      fewer = math.gcd(ways, *(counts.get(x, 0) for x in _DIVIDED))
+      raise ValueError(
+        f"{ways} chips do not divide the {count} {words} of {who}; "
+        f"{fewer} would"
+      )
+  for name, words in (("key", "KV"), ("state_key", "recurrent key")):
+    if (count := counts.get(name, 0)) and count % ways and ways % count:
+      raise ValueError(
+        f"{ways} chips and {count} {words} heads of {who}: neither divides "
+        "the other"
+      )
+
+
+def divides(counts: Mapping[str, int], ways: int) -> bool:
+  """Whether so many chips divide what they would share."""
+  try:
+    check_divides(counts, ways)
+  except ValueError:
+    return False
+  return True
+
+
 def place(
   mesh: Mesh,
   counts: Mapping[str, int],
@@ -345,23 +377,8 @@ def place(
       )
     return tuple(model[: sizes.index(number) + 1])
 
-  # Experts are divided, if they can be, else each of them; or there are none.
+  check_divides(counts, ways, who)
   whole = not counts.get("experts", 0) % ways
-  if whole and counts.get("experts"):
-    counts = {**counts, "mlp": 0}
-  for name, words in _DIVIDED.items():
-    if (count := counts.get(name, 0)) % ways:
-      fewer = math.gcd(ways, *(counts.get(x, 0) for x in _DIVIDED))
-      raise ValueError(
-        f"{ways} chips do not divide the {count} {words} of {who}; "
-        f"{fewer} would"
-      )
-  for name, words in (("key", "KV"), ("state_key", "recurrent key")):
-    if (count := counts.get(name, 0)) and count % ways and ways % count:
-      raise ValueError(
-        f"{ways} chips and {count} {words} heads of {who}: neither divides "
-        "the other"
-      )
   axes = first(ways)
   rules = Rules(
     rows=("data",),

@@ -158,16 +158,16 @@ def test_settings_without_effect_are_refused():
 
 def test_a_head_is_whole_on_every_chip_or_shared_out():
   target, eagle = "preset:llama3-8b", "head(preset:eagle3)"
-  whole, one, eight = (
+  default, one, eight = (
     Scenario.of(target, eagle, CHIP, ways=8, draft_ways=ways).cost
     for ways in (None, 1, 8)
   )
-  assert whole == one
+  assert default == eight
   assert eight.weight_bytes == pytest.approx(one.weight_bytes / 8)
   assert eight.step.bytes == pytest.approx(one.step.bytes / 8)
   # Every chip reads its part of the projection in any case.
   assert eight.step.split_bytes == one.step.split_bytes > 0
-  with pytest.raises(ValueError, match="3 chips do not divide the heads"):
+  with pytest.raises(ValueError, match="3 chips do not divide the 32 query h"):
     _ = Scenario.of(target, eagle, CHIP, ways=8, draft_ways=3).cost
 
 

@@ -92,7 +92,7 @@ def test_a_config_is_a_setup():
     (dict(draft_ways=2, mesh="model:2"), "for a draft model or a trained h"),
     (
       dict(drafter="head(mtp, weights=int8)", draft_ways=2, mesh="model:2"),
-      "a head in integers is not shared out",
+      "two trained heads, or one in integers, are not shared out",
     ),
     (dict(mesh="rows:2"), "'rows:2' is no axis"),
     (dict(acceptance="greedy", temperature=1.0), "would not sample"),

@@ -6,6 +6,7 @@ Scenario.of("llama3-70b", "model(llama3-1b)", chips.get("v6e"), ways=8).pair
 import dataclasses
 import functools
 
+from specdec import sharding
 from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, config_of, source_of
@@ -33,8 +34,8 @@ class Scenario:
   # share of the target's weights.
   drafter: str
   deployment: Deployment  # of the target; drafts have its chips and dtypes
-  # Chips that share out the draft's weights; None: the target's of a draft
-  # model, 1 of a trained head.
+  # Chips that share out the draft's weights; None: as many as the target's, 1
+  # where they do not divide a trained head.
   draft_ways: int | None = None
   most: int = 8  # largest k
   calibration: Calibration | None = None  # of the machine that the chip is
@@ -148,14 +149,15 @@ class Scenario:
     size = BYTES[weights] / BYTES[dtype] * cost.step.target_bytes
     step = cost.step._replace(target_bytes=size)
     cost = dataclasses.replace(cost, step=step)
-    if not setup.has_heads or self.draft_ways is None:
+    if not setup.has_heads:
       return cost
-    ways, config = self.draft_ways, built.checkpoint.config
+    config = built.checkpoint.config
     head = setup.head_config(config)
-    if head.counts["query"] % ways or head.counts["mlp"] % ways:
-      raise ValueError(
-        f"{ways} chips do not divide the heads or inner columns of {drafter}"
-      )
+    ways = self.draft_ways or self.deployment.ways
+    may = setup.may_share_head and sharding.divides(head.counts, ways)
+    if self.draft_ways is None and not may:
+      ways = 1
+    sharding.check_divides(head.counts, ways, drafter)
     return shared_out(cost, head, config, ways)
 
   @functools.cached_property

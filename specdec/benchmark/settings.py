@@ -115,8 +115,8 @@ class Settings:
       shares out heads, inner columns and vocabulary among its M. Default: one
       device.
     draft_ways: Of the M devices of a group (mesh), how many share the draft's
-      weights; 1: each has all of them. Default: M of a draft model, 1 of a
-      trained head.
+      weights; 1: each has all of them. Default: M, but 1 of a trained head in
+      integers, of two, or of which M do not divide heads and inner columns.
   """
 
   target: str = shipped.TARGET
@@ -181,14 +181,18 @@ class Settings:
         "draft_ways is for a draft model or a trained head, and "
         f"{self.drafter} is none"
       )
-    if self.draft_ways == 1 or head is None:
-      return
-    if len([x for x in self.drafter_calls if x.name in catalog.HEADS]) > 1:
-      raise ValueError("draft_ways is for one trained head, not for two")
-    if catalog.arguments_of(head)["weights"] is not None:
+    if head is not None and self.draft_ways > 1 and not self.may_share_head:
       raise ValueError(
-        f"draft_ways = {self.draft_ways}: a head in integers is not shared out"
+        f"draft_ways = {self.draft_ways}: two trained heads, or one in "
+        "integers, are not shared out; 1 is possible"
       )
+
+  @property
+  def may_share_head(self) -> bool:
+    """Whether devices may share out the trained head that drafts."""
+    heads = [call for call in self.drafter_calls if call.name in catalog.HEADS]
+    arguments = map(catalog.arguments_of, heads)
+    return len(heads) == 1 and all(x["weights"] is None for x in arguments)
 
   def _check_type(self, field: dataclasses.Field) -> None:
     """Refuses a value of another type, or beyond 32 bits."""

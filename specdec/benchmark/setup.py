@@ -167,7 +167,10 @@ class Setup(Settings):
     draft, ways = self._draft_config, self.draft_ways
     counts = draft and draft.counts
     if self.has_heads:
-      counts, ways = self.head_config(config).counts, ways or 1
+      counts = self.head_config(config).counts
+      most = sharding.parse(self.mesh)["model"]
+      shares = self.may_share_head and sharding.divides(counts, most)
+      ways = ways or (most if shares else 1)
     return sharding.places(self.mesh, config.counts, counts, ways, devices)
 
   @property

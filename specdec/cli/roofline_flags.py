@@ -82,8 +82,8 @@ def define(flags: Flags) -> None:
   flags.integer(
     "draft_ways",
     None,
-    "Chips that share the draft's; 1: each has all of it. Default: --ways of a "
-    "draft model, 1 of a trained head.",
+    "Chips that share the draft's; 1: each has all of it. Default: --ways, but "
+    "1 of a trained head that they do not divide.",
   )
   flags.float(
     "correlation",

@@ -68,11 +68,11 @@ def heads() -> Iterable[Measurement]:
   """Steps with a published head of an 8 B model, compiled for eight v5e: on
   each of them whole, and shared out."""
   for head, k in (("eagle3", 4), ("dflash", 15)):
-    for name, flag in (("", ""), ("_shared", "--draft_ways=8 ")):
+    for name, ways in (("", 1), ("_shared", 8)):
       yield Measurement(
         f"tpu_{head}{name}",
-        f"compile_tpu {_8B} --drafter=head(preset:{head}) {flag}--batch=1 "
-        f"--k={k} {SAMPLED} --steps=draft,verify,loop",
+        f"compile_tpu {_8B} --drafter=head(preset:{head}) --draft_ways={ways} "
+        f"--batch=1 --k={k} {SAMPLED} --steps=draft,verify,loop",
         1.5,
         needs=_TPU,
       )
