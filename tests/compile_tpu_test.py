@@ -86,6 +86,7 @@ def compiled(drafter, folder, *flags):
 def test_a_head_reads_the_weights_that_it_has(tmp_path):
   """Of float32 weights a bfloat16 copy was made, and read by later levels."""
   flags = "--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"
+  flags += ("--draft_ways=1",)
   head = "head(preset:eagle3)"
   document = compiled(head, tmp_path, *flags, "--steps=draft")
   [draft], expected = document["steps"], document["cost_model"]["draft"]
@@ -119,16 +120,18 @@ ROWS = {  # with rows for every token, of their own
 }
 
 
+@pytest.mark.parametrize("ways", [1, 4])
 @pytest.mark.parametrize(
   "kind", [kind if kind == "domino" else slow(kind) for kind in ROWS]
 )
-def test_a_chip_reads_its_part_of_rows_for_all_tokens(kind, tmp_path):
-  """Though every chip holds all of them, of which it computes its part of the
-  logits."""
+def test_a_chip_reads_its_part_of_rows_for_all_tokens(kind, ways, tmp_path):
+  """Though every chip may hold all of them, of which it computes its part of
+  the logits."""
   head = tmp_path / "head.safetensors"
   learned.save(head, ROWS[kind], None, {}, {})  # no weight is read
   flags = "--topology=v5e:2x2", "--mesh=model:4", "--target=preset:llama3-1b"
-  document = compiled(f"head({head})", tmp_path, *flags, "--steps=draft")
+  flags += f"--draft_ways={ways}", "--steps=draft"
+  document = compiled(f"head({head})", tmp_path, *flags)
   [draft], expected = document["steps"], document["cost_model"]["draft"]
   moved = draft["read"] + draft["written"]
   # The compiler keeps some weights on the chip from one level to the next.

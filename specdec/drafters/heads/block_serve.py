@@ -180,7 +180,7 @@ def _run_block(
   hidden, layers = head.draft(
     *weights, context.pending, views[0].positions[:, None], attends
   )
-  hidden = hidden[:, 0, :depth]
+  hidden = place(hidden[:, 0, :depth], "rows", None, None)
   logits = draft_heads.in_parts(head.logits(*weights, hidden), place)
   offered = head.offer(weights[0], logits)
   block = _Block(head, weights, place, hidden, offered)

@@ -144,6 +144,7 @@ def drafter(
     def finish(logits):
       return draft_heads.spread(draft_head, logits, place)
 
+    stepped = place(stepped, "rows", None, None)
     logits = draft_head.logits(*weights, stepped, 0)
     logits = draft_heads.in_parts(logits, place)
     draft = mask_slots.draw(context, shape, logits, finish)
@@ -170,6 +171,7 @@ def drafter(
       stepped, layers = draft_head.step(
         *weights, tokens, hidden, carry.layers, view, carry.level, exit_hidden
       )
+      stepped = place(stepped, "rows", None, None)
       logits = draft_head.logits(*weights, stepped, carry.level)
       logits = draft_heads.in_parts(logits, place)
       if carry.hidden is not None:
