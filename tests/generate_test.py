@@ -60,6 +60,17 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
     assert entry["speed"][key] > 0
 
 
+def test_the_first_command_ends_in_what_to_try_next(capsys):
+  """As the README has it, with shorter texts."""
+  flags = "--target=python-11m", "--temperature=0.8", "--max_new_tokens=8"
+  programs.run("generate", *flags, "--repeats=1")
+  printed = capsys.readouterr().out
+  assert printed.count("--- prompt ") == 3
+  assert "same text as the baseline   yes" in printed
+  assert "continues Python source" in printed
+  assert printed.index("Next:") > printed.index("continues Python source")
+
+
 def test_activations_that_overflow_end_in_a_sentence(target, tmp_path):
   """Every weight is finite, and no distribution is."""
   checkpoint = checkpoints.load(target)

@@ -170,7 +170,7 @@ def a_model(tokenizer="some", layers=0, trained_length=None):
 
 def flags(**changes):
   usual = dict(prompt=None, prompt_file=[], target="m", max_new_tokens=8)
-  usual |= dict(temperature=0.0, drafter="lookup", html=None)
+  usual |= dict(temperature=0.0, drafter=None, html=None)
   return types.SimpleNamespace(**(usual | changes))
 
 

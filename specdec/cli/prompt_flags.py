@@ -139,7 +139,7 @@ def _next(options: Options) -> str:
       "--temperature=0.8",
     ),
     (
-      "quantized" in options.drafter,
+      "quantized" in (options.drafter or ""),
       "the target drafts for itself, in int8",
       "--drafter=quantized --k=8",
     ),
