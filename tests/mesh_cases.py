@@ -164,7 +164,7 @@ def head_of(name, config, place=None):
   draft the whole vocabulary, the others all."""
   kind, _, *size = name.split()
   few = learned_kinds.head_config(kind).head == "own" and size != ["whole"]
-  layers = {"features": (1, 2)} if kind == "eagle3" else {}
+  layers = {"features": (1, 2)} if kind.endswith("eagle3") else {}
   if kind in (*learned_kinds.BLOCKS, *learned_kinds.PARALLEL):
     layers = {"features": (1, 2), "num_heads": 2}
   if kind in ("recycle", "head"):
