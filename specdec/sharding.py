@@ -338,15 +338,6 @@ def check_divides(
       )
 
 
-def divides(counts: Mapping[str, int], ways: int) -> bool:
-  """Whether so many chips divide what they would share."""
-  try:
-    check_divides(counts, ways)
-  except ValueError:
-    return False
-  return True
-
-
 def place(
   mesh: Mesh,
   counts: Mapping[str, int],

@@ -90,6 +90,7 @@ def test_a_config_is_a_setup():
     (dict(target="preset:llama3-1b"), "a shape alone"),
     (dict(draft_ways=2), "draft_ways is for a mesh"),
     (dict(draft_ways=2, mesh="model:2"), "for a draft model or a trained h"),
+    (dict(drafter="head(mtp)", draft_ways=0, mesh="model:2"), "must be >= 1"),
     (
       dict(drafter="head(mtp, weights=int8)", draft_ways=2, mesh="model:2"),
       "two trained heads, or one in integers, are not shared out",

@@ -6,7 +6,6 @@ Scenario.of("llama3-70b", "model(llama3-1b)", chips.get("v6e"), ways=8).pair
 import dataclasses
 import functools
 
-from specdec import sharding
 from specdec.benchmark import abstract, catalog, deployments
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.target import PRESET, config_of, source_of
@@ -152,13 +151,10 @@ class Scenario:
     if not setup.has_heads:
       return cost
     config = built.checkpoint.config
-    head = setup.head_config(config)
-    ways = self.draft_ways or self.deployment.ways
-    may = setup.may_share_head and sharding.divides(head.counts, ways)
-    if self.draft_ways is None and not may:
-      ways = 1
-    sharding.check_divides(head.counts, ways, drafter)
-    return shared_out(cost, head, config, ways)
+    mesh = f"model:{max(self.deployment.ways, self.draft_ways or 1)}"
+    setup = dataclasses.replace(setup, mesh=mesh, draft_ways=self.draft_ways)
+    ways = setup.head_ways(config, self.deployment.ways)
+    return shared_out(cost, setup.head_config(config), config, ways)
 
   @functools.cached_property
   def pair(self) -> TargetDraftPair:

@@ -175,24 +175,41 @@ class Settings:
 
   def _check_draft_ways(self) -> None:
     """Refuses to share out a drafter whose weights have no rule for it."""
-    head = self.call_of(*catalog.HEADS)
-    if head is None and self.call_of("model", "pard") is None:
+    if not self.has_heads and self.call_of("model", "pard") is None:
       raise ValueError(
         "draft_ways is for a draft model or a trained head, and "
         f"{self.drafter} is none"
       )
-    if head is not None and self.draft_ways > 1 and not self.may_share_head:
+    if self.draft_ways < 1:
+      raise ValueError(f"draft_ways = {self.draft_ways}; it must be >= 1")
+    if self.has_heads and self.draft_ways > 1:
+      self._check_head_is_shareable()
+
+  def _check_head_is_shareable(self) -> None:
+    calls = [x for x in self.drafter_calls if x.name in catalog.HEADS]
+    weights = [catalog.arguments_of(call)["weights"] for call in calls]
+    if weights != [None]:
       raise ValueError(
-        f"draft_ways = {self.draft_ways}: two trained heads, or one in "
-        "integers, are not shared out; 1 is possible"
+        f"{self.drafter}: two trained heads, or one in integers, are not "
+        "shared out; draft_ways = 1 is possible"
       )
 
-  @property
-  def may_share_head(self) -> bool:
-    """Whether devices may share out the trained head that drafts."""
-    heads = [call for call in self.drafter_calls if call.name in catalog.HEADS]
-    arguments = map(catalog.arguments_of, heads)
-    return len(heads) == 1 and all(x["weights"] is None for x in arguments)
+  def head_ways(self, target: TransformerConfig, ways: int) -> int:
+    """Returns how many of so many devices share out the trained head: all, if
+    they can, else one, but `draft_ways` if it is given.
+
+    Raises:
+      ValueError: the head can't be shared out `draft_ways` ways.
+    """
+    counts = self.head_config(target).counts
+    try:
+      self._check_head_is_shareable()
+      sharding.check_divides(counts, self.draft_ways or ways, self.drafter)
+    except ValueError:
+      if (self.draft_ways or 1) > 1:
+        raise
+      return 1
+    return self.draft_ways or ways
 
   def _check_type(self, field: dataclasses.Field) -> None:
     """Refuses a value of another type, or beyond 32 bits."""

@@ -168,9 +168,7 @@ class Setup(Settings):
     counts = draft and draft.counts
     if self.has_heads:
       counts = self.head_config(config).counts
-      most = sharding.parse(self.mesh)["model"]
-      shares = self.may_share_head and sharding.divides(counts, most)
-      ways = ways or (most if shares else 1)
+      ways = self.head_ways(config, sharding.parse(self.mesh)["model"])
     return sharding.places(self.mesh, config.counts, counts, ways, devices)
 
   @property
