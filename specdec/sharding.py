@@ -278,11 +278,7 @@ def make_mesh(
       f"there are {len(devices)}"
     )
   chain = sorted({1, model, *parts})
-  for small, large in itertools.pairwise(chain):
-    if large % small:
-      raise ValueError(
-        f"{small} and {large} shards do not nest: neither divides the other"
-      )
+  check_nesting(*chain)
   sizes = [large // small for small, large in itertools.pairwise(chain)] or [1]
   names = ["model", *(f"model_{i}" for i in range(2, len(sizes) + 1))]
   axes = ("data", *names)
@@ -297,6 +293,15 @@ def make_mesh(
       f"{len(devices)} chips' torus: {error}; take all of them"
     ) from error
   return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def check_nesting(*parts: int) -> None:
+  """Raises ValueError where one number of shards does not divide the next."""
+  for small, large in itertools.pairwise(sorted(parts)):
+    if large % small:
+      raise ValueError(
+        f"{small} and {large} shards do not nest: neither divides the other"
+      )
 
 
 # What all chips of a group share alike, and how messages call it.
@@ -406,7 +411,7 @@ def places(
     target, draft: what is to be split (TransformerConfig.counts); draft None:
       the drafter has no model.
     draft_ways: chips of the M that share the draft's weights, default M; 1:
-      each has all of them, as of a trained head.
+      each has all of them.
     devices: default all of JAX's.
 
   Raises:

@@ -350,7 +350,8 @@ class Window(NamedTuple):
 class StepCost(NamedTuple):
   """What one pass of a drafter reads and computes, on one device.
 
-  Every chip holds all of the drafter's weights, and its part of the target's.
+  Every chip holds all of the drafter's weights, or its part of a draft that is
+  shared out, and its part of the target's.
   A pass may run more tokens than it projects to logits: a block's slots, of
   which as many are projected as it drafts.
   """

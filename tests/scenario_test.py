@@ -167,8 +167,13 @@ def test_a_head_is_whole_on_every_chip_or_shared_out():
   assert eight.step.bytes == pytest.approx(one.step.bytes / 8)
   # Every chip reads its part of the projection in any case.
   assert eight.step.split_bytes == one.step.split_bytes > 0
-  with pytest.raises(ValueError, match="3 chips do not divide the 32 query h"):
-    _ = Scenario.of(target, eagle, CHIP, ways=8, draft_ways=3).cost
+  for drafter, ways, sentence in (
+    (eagle, 3, "3 chips do not divide the 32 query heads"),
+    (eagle, 16, r"draft_ways = 16; it must be in 1\.\.8"),
+    ("head(preset:eagle3, weights=int8)", 8, "in integers is not shared out"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      _ = Scenario.of(target, drafter, CHIP, ways=8, draft_ways=ways).cost
 
 
 def test_positions_of_a_source_are_priced():

@@ -93,7 +93,7 @@ def test_a_config_is_a_setup():
     (dict(drafter="head(mtp)", draft_ways=0, mesh="model:2"), "must be >= 1"),
     (
       dict(drafter="head(mtp, weights=int8)", draft_ways=2, mesh="model:2"),
-      "two trained heads, or one in integers, are not shared out",
+      "a trained head in integers is not shared out",
     ),
     (dict(mesh="rows:2"), "'rows:2' is no axis"),
     (dict(acceptance="greedy", temperature=1.0), "would not sample"),
@@ -241,3 +241,24 @@ def test_a_users_drafter_is_not_asked_for_drafts_of_no_token(tmp_path):
   path = tmp_path / "mine.py"
   path.write_text("def drafter(k):\n  raise ValueError('no k')\n")
   assert Setup(**SHORT, drafter=f"{path}:drafter", k=0).load().num_nodes == 1
+
+
+@pytest.mark.parametrize(
+  "head, mesh, expected",
+  [
+    ("head(preset:eagle3)", 8, 8),
+    ("lookup | head(preset:eagle3)", 8, 8),
+    ("head(preset:eagle3, weights=int8)", 8, 1),
+    ("head(preset:eagle3)", 3, 1),
+    ("head(preset:dspark)", 8, 8),
+  ],
+)
+def test_as_many_devices_share_out_a_head_as_can(head, mesh, expected):
+  usual = dict(
+    target="preset:llama3-8b", random_weights=True, drafter=head, k=2
+  )
+  setup = Setup(**usual, mesh=f"model:{mesh}")
+  config = setup.target_config()
+  assert setup.head_ways(config, mesh) == expected
+  whole = dataclasses.replace(setup, draft_ways=1)
+  assert whole.head_ways(config, mesh) == 1

@@ -48,8 +48,7 @@ class Scenario:
         f"{self.drafter}: every k up to most = {self.most} is priced; leave k "
         "out"
       )
-    is_head = any(_is(call, *catalog.HEADS) for call in self.drafter_calls)
-    if self.draft_ways is not None and not (is_head or self.draft_name):
+    if self.draft_ways is not None and not (self._has_head or self.draft_name):
       raise ValueError(
         "draft_ways is for a draft model or a trained head, and "
         f"{self.drafter} is none"
@@ -87,6 +86,10 @@ class Scenario:
     return calls.parse_all(self.drafter)
 
   @property
+  def _has_head(self) -> bool:
+    return any(_is(call, *catalog.HEADS) for call in self.drafter_calls)
+
+  @property
   def draft_name(self) -> str | None:
     """The draft model's name; None: another drafter drafts."""
     models = [call for call in self.drafter_calls if _is(call, "model", "pard")]
@@ -110,7 +113,9 @@ class Scenario:
       if _is(call, "layer_skip"):
         _check_threshold(call)
     if self.draft_name is None:
-      return self._built(self.drafter)
+      together = self._built(self.drafter)  # refuses what cannot be a pair
+      if len(self.drafter_calls) == 1 or not self._has_head:
+        return together
     costs = []
     # Their k is a matter of rounds.
     for call in map(catalog.without_k, self.drafter_calls):
@@ -150,10 +155,15 @@ class Scenario:
     cost = dataclasses.replace(cost, step=step)
     if not setup.has_heads:
       return cost
-    config = built.checkpoint.config
-    mesh = f"model:{max(self.deployment.ways, self.draft_ways or 1)}"
-    setup = dataclasses.replace(setup, mesh=mesh, draft_ways=self.draft_ways)
-    ways = setup.head_ways(config, self.deployment.ways)
+    config, most = built.checkpoint.config, self.deployment.ways
+    if (self.draft_ways or 1) > most:
+      raise ValueError(
+        f"draft_ways = {self.draft_ways}; it must be in 1..{most}, the "
+        "target's ways"
+      )
+    on_mesh = dict(mesh=f"model:{most}", draft_ways=self.draft_ways)
+    setup = dataclasses.replace(setup, **on_mesh)
+    ways = setup.head_ways(config, most)
     return shared_out(cost, setup.head_config(config), config, ways)
 
   @functools.cached_property

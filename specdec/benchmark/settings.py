@@ -116,7 +116,7 @@ class Settings:
       device.
     draft_ways: Of the M devices of a group (mesh), how many share the draft's
       weights; 1: each has all of them. Default: M, but 1 of a trained head in
-      integers, of two, or of which M do not divide heads and inner columns.
+      integers, or of which M do not divide heads and inner columns.
   """
 
   target: str = shipped.TARGET
@@ -183,15 +183,14 @@ class Settings:
     if self.draft_ways < 1:
       raise ValueError(f"draft_ways = {self.draft_ways}; it must be >= 1")
     if self.has_heads and self.draft_ways > 1:
-      self._check_head_is_shareable()
+      self._check_head_is_not_in_integers()
 
-  def _check_head_is_shareable(self) -> None:
-    calls = [x for x in self.drafter_calls if x.name in catalog.HEADS]
-    weights = [catalog.arguments_of(call)["weights"] for call in calls]
-    if weights != [None]:
+  def _check_head_is_not_in_integers(self) -> None:
+    head = self.call_of(*catalog.HEADS)
+    if catalog.arguments_of(head)["weights"] is not None:
       raise ValueError(
-        f"{self.drafter}: two trained heads, or one in integers, are not "
-        "shared out; draft_ways = 1 is possible"
+        f"{self.drafter}: a trained head in integers is not shared out; "
+        "draft_ways = 1 is possible"
       )
 
   def head_ways(self, target: TransformerConfig, ways: int) -> int:
@@ -201,10 +200,14 @@ class Settings:
     Raises:
       ValueError: the head can't be shared out `draft_ways` ways.
     """
-    counts = self.head_config(target).counts
+    counts, wanted = self.head_config(target).counts, self.draft_ways or ways
     try:
-      self._check_head_is_shareable()
-      sharding.check_divides(counts, self.draft_ways or ways, self.drafter)
+      self._check_head_is_not_in_integers()
+      sharding.check_divides(counts, wanted, self.drafter)
+      sharding.check_nesting(
+        sharding.shards(ways, target.counts["key"]),
+        sharding.shards(wanted, counts["key"]),
+      )
     except ValueError:
       if (self.draft_ways or 1) > 1:
         raise

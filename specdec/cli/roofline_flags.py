@@ -82,8 +82,8 @@ def define(flags: Flags) -> None:
   flags.integer(
     "draft_ways",
     None,
-    "Chips that share the draft's; 1: each has all of it. Default: --ways, but "
-    "1 of a trained head that they do not divide.",
+    "Chips that share the draft's weights; 1: each has all of them. Default: "
+    "--ways, but 1 of a trained head in integers, or that they do not divide.",
   )
   flags.float(
     "correlation",

@@ -17,16 +17,16 @@ _ENCODER = ("gather", "context_norm")  # and norms of the hidden states
 class _Weights(NamedTuple):
   """Numbers of a block's weights by what reads them.
 
-  Tables of which a token reads a row are left out, and so are the weights of a
-  projection to the whole vocabulary, of the block's own or of its successor's.
+  Tables of which a token reads a row are left out, and so are the weights of
+  the block's projection to a vocabulary.
 
   Attributes:
-    block: what the pass of a round reads, a reduced projection included.
+    block: what the pass of a round reads.
     context: what the update reads: the projection of hidden states, and the
       layers' maps to keys and values.
     successor: what a draft token reads.
-    successor_logits: the successor's of the whole vocabulary, of which every
-      chip reads its part.
+    successor_logits: the successor's projection, of which every chip reads its
+      part.
   """
 
   block: int

@@ -44,15 +44,21 @@ def drafter_cost(
 def shared_out(
   cost: DrafterCost, config: HeadConfig, target: TransformerConfig, ways: int
 ) -> DrafterCost:
-  """Returns the cost of a chip of so many that share out a head's matrices."""
+  """Returns the cost of a chip of so many that share out a head's matrices.
+
+  A layer's two sums are counted; gathers of what else is computed in parts, as
+  of own tables and of maps between widths, are not. Of fewer KV heads than
+  chips the maps to K and V are divided like the rest.
+  """
   if ways == 1:
     return cost
   kv_ways = sharding.shards(ways, config.layers.num_kv_heads)
   summed = projections.item_size(target) * config.width
 
   def shared(step: StepCost) -> StepCost:
-    # Of every layer, after attention and after the MLP.
-    sums = (2 * config.num_layers, summed)
+    sums = ()
+    if step.position_flops or step.windows:  # it runs the layers
+      sums = ((2 * config.num_layers, summed),)
     return step._replace(
       bytes=step.bytes / ways,
       flops=step.flops / ways,
@@ -67,7 +73,7 @@ def shared_out(
         (size / ways, flops / ways, *rest)
         for size, flops, *rest in step.experts
       ),
-      all_reduces=(*step.all_reduces, sums) if step.layers else (),
+      all_reduces=(*step.all_reduces, *sums),
     )
 
   return dataclasses.replace(
@@ -76,8 +82,7 @@ def shared_out(
     position_bytes=cost.position_bytes / kv_ways,
     step=shared(cost.step),
     update=cost.update and shared(cost.update),
-    level=cost.level
-    and shared(cost.level)._replace(all_reduces=cost.level.all_reduces),
+    level=cost.level and shared(cost.level),
   )
 
 

@@ -334,7 +334,8 @@ def in_parts(logits: Array, place: Place) -> Array:
 def spread(
   draft_head: DraftHead, logits: Array, place: Place = sharding.anywhere
 ) -> Array:
-  """[B, T, n] over the tokens it can draft to [B, T, V]; -inf elsewhere."""
+  """Moves logits [B, T, n] of the tokens it can draft to [B, T, V]; -inf
+  elsewhere."""
   if draft_head.ids is not None:
     logits = place(logits, "rows", None, None)
     column = np.full((draft_head.vocab_size,), len(draft_head.ids), np.int32)
