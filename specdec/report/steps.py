@@ -72,7 +72,11 @@ def _line(report: dict, estimate, memory: float) -> list[str]:
     f"{report['written'] / 1e6:.1f} MB",
     model,
     ", ".join(
-      f"{count:g} {kind} {size / 1e3:.4g} KB"
+      f"{count:g} {kind} {_sized(size)}"
       for kind, (count, size) in report["collectives"].items()
     ),
   ]
+
+
+def _sized(size: float) -> str:
+  return f"{size / 1e6:.4g} MB" if size >= 1e6 else f"{size / 1e3:.4g} KB"
