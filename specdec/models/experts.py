@@ -150,7 +150,8 @@ class Experts(nn.Module):
     # [B, T, E], mostly zero.
     weights = jnp.sum(jnp.where(one_hot, gates[..., None], 0), axis=-2)
     is_chosen = jnp.any(one_hot, axis=-2)
-    self.sow(ROUTES, "is_chosen", is_chosen)
+    if not self.is_initializing():  # where flax has shapes alone
+      self.sow(ROUTES, "is_chosen", is_chosen)
     matrices = gate, up, down, *biases
     if in_training:
       y = self.run_all(x, weights, *matrices)
