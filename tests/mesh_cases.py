@@ -306,13 +306,11 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
 
 
 def shared_out():
-  """Every kind in one of its shapes; most are slow."""
+  """Yields every kind in one of its shapes; most are slow."""
   for number, kind in enumerate((*HEAD_KINDS, *learned_kinds.BLOCKS)):
     names = [x for x in HEADS + BLOCKS if x.split()[0] == kind]
-    rule, mesh = (
-      ("coupled", "rejection")[number % 2],
-      ((4, 2), (2, 4))[number // 2 % 2],
-    )
+    rule = ("coupled", "rejection")[number % 2]
+    mesh = ((4, 2), (2, 4))[number // 2 % 2]
     quick = kind in ("eagle3", "domino")
     name = names[number % len(names)]
     yield pytest.param(name, rule, mesh, marks=() if quick else SLOW)

@@ -186,6 +186,7 @@ class Settings:
       self._check_head_is_not_in_integers()
 
   def _check_head_is_not_in_integers(self) -> None:
+    """Refuses values with scales, which would have to be cut together."""
     head = self.call_of(*catalog.HEADS)
     if catalog.arguments_of(head)["weights"] is not None:
       raise ValueError(
@@ -200,7 +201,10 @@ class Settings:
     Raises:
       ValueError: the head can't be shared out `draft_ways` ways.
     """
-    counts, wanted = self.head_config(target).counts, self.draft_ways or ways
+    wanted = self.draft_ways or ways
+    if wanted == 1:
+      return 1
+    counts = self.head_config(target).counts
     try:
       self._check_head_is_not_in_integers()
       sharding.check_divides(counts, wanted, self.drafter)
@@ -209,10 +213,10 @@ class Settings:
         sharding.shards(wanted, counts["key"]),
       )
     except ValueError:
-      if (self.draft_ways or 1) > 1:
+      if self.draft_ways:
         raise
       return 1
-    return self.draft_ways or ways
+    return wanted
 
   def _check_type(self, field: dataclasses.Field) -> None:
     """Refuses a value of another type, or beyond 32 bits."""

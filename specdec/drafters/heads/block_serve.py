@@ -62,6 +62,7 @@ class _Block(NamedTuple):
     )
     head = self.head
     state, logits = head.step(*self.weights, state, tokens, *at_level, level)
+    # A selector's are a few scores, no product to divide.
     if head.head_config.block.successor != "selector":
       logits = draft_heads.in_parts(logits, self.place)
     return state, draft_heads.spread(head, logits, self.place)
@@ -180,8 +181,9 @@ def _run_block(
   hidden, layers = head.draft(
     *weights, context.pending, views[0].positions[:, None], attends
   )
-  hidden = place(hidden[:, 0, :depth], "rows", None, None)
-  logits = draft_heads.in_parts(head.logits(*weights, hidden), place)
+  hidden, logits = draft_heads.projected(
+    head, weights, hidden[:, 0, :depth], place
+  )
   offered = head.offer(weights[0], logits)
   block = _Block(head, weights, place, hidden, offered)
   return block, cache.replace(layers=layers)

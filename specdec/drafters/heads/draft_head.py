@@ -325,6 +325,24 @@ def target_weights_of(params: Params) -> TargetWeights:
   return TargetWeights(target["embed"]["weight"], head)
 
 
+def projected(
+  head,
+  weights: tuple[PyTree, TargetWeights],
+  hidden: Array,
+  place: Place,
+  *depth,
+) -> tuple[Array, Array]:
+  """Returns hidden states [B, T, W], whole on every chip of a mesh, and their
+  logits [B, T, n], in parts.
+
+  Args:
+    head: a DraftHead or a BlockHead.
+    depth: of a DraftHead's logits.
+  """
+  hidden = place(hidden, "rows", None, None)
+  return hidden, in_parts(head.logits(*weights, hidden, *depth), place)
+
+
 def in_parts(logits: Array, place: Place) -> Array:
   """Splits logits [B, T, n], which are to be computed, over a mesh's chips: so
   each reads its part of the projection's rows, and not all of them."""
@@ -379,7 +397,7 @@ def shardings(
   Args:
     weights: arrays or shapes.
   """
-  if place.ways("mlp") == 1:
+  if place.ways("mlp") == 1:  # integers with scales, too, which have no names
     return jax.tree.map(lambda _: place.sharding(()), weights)
   in_layers = layer_axes(draft_head.head_config.layers)
 

@@ -144,9 +144,7 @@ def drafter(
     def finish(logits):
       return draft_heads.spread(draft_head, logits, place)
 
-    stepped = place(stepped, "rows", None, None)
-    logits = draft_head.logits(*weights, stepped, 0)
-    logits = draft_heads.in_parts(logits, place)
+    _, logits = draft_heads.projected(draft_head, weights, stepped, place, 0)
     draft = mask_slots.draw(context, shape, logits, finish)
     return draft, state._replace(cache=state.cache.replace(layers=layers))
 
@@ -171,9 +169,9 @@ def drafter(
       stepped, layers = draft_head.step(
         *weights, tokens, hidden, carry.layers, view, carry.level, exit_hidden
       )
-      stepped = place(stepped, "rows", None, None)
-      logits = draft_head.logits(*weights, stepped, carry.level)
-      logits = draft_heads.in_parts(logits, place)
+      stepped, logits = draft_heads.projected(
+        draft_head, weights, stepped, place, carry.level
+      )
       if carry.hidden is not None:
         stepped = jnp.concatenate([carry.hidden, stepped], axis=1)
       carry = carry._replace(
